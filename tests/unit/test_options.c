@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "services/base/fs.h"
+#include "services/base/options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct settings {
+    const char *name, *recipe, *token;
+    int64_t epochs;
+    double lr, wait;
+    bool gpu;
+};
+
+#define AT(f) .offset = offsetof(struct settings, f)
+static const struct ps_option rows[] = {
+    {.name = "run", .short_name = "r", .type = PS_TYPE_STRING, AT(name), .value = "NAME", .help = "name"},
+    {.name = "recipe", .type = PS_TYPE_CHOICE, AT(recipe), .choices = "sample|fast", .fallback = "sample", .help = "set"},
+    {.name = "epochs", .type = PS_TYPE_INT, AT(epochs), .value = "N", .fallback = "100", .min = 1, .max = 1000, .help = "n"},
+    {.name = "learning-rate", .type = PS_TYPE_DOUBLE, AT(lr), .value = "X", .fallback = "0.01", .help = "rate"},
+    {.name = "wait", .type = PS_TYPE_DURATION, AT(wait), .value = "TIME", .fallback = "10min", .help = "time"},
+    {.name = "enable-gpu", .type = PS_TYPE_BOOL, AT(gpu), .fallback = "false", .help = "use one"},
+    {.name = "token", .type = PS_TYPE_STRING, AT(token), .value = "T", .environment = "PS_TEST_TOKEN", .secret = true, .help = "t"},
+};
+static unsigned char sources[PS_OPTIONS_COUNT(rows)];
+static const struct ps_options table = {.program = "prog", .usage = "[OPTIONS]", .example = "prog --run a", .about = "About.",
+                                        .rows = rows, .count = PS_OPTIONS_COUNT(rows), .sources = sources};
+
+static int parse(struct settings *s, const char *line, int *positional, struct ps_error *err)
+{
+    static char copy[512], *argv[32];
+    int argc = 1;
+    snprintf(copy, sizeof copy, "%s", line);
+    for (char *w = strtok(copy, " "); w; w = strtok(NULL, " "))
+        argv[argc++] = w;
+    *s = (struct settings){0};
+    assert_int_equal(ps_options_defaults(&table, s, err), 0);
+    int code = ps_options_parse(&table, s, argc, argv, positional, false, NULL, err);
+    if (!code && *positional)
+        assert_non_null(argv[*positional]);
+    return code;
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    struct settings s;
+    struct ps_error err = {0};
+    int n;
+    assert_int_equal(parse(&s, "one --learning_rate=0.5 -r abc two --enable_gpu --epochs 3 -- --three", &n, &err), 0);
+    assert_int_equal(n, 3);
+    assert_true(s.lr == 0.5 && s.gpu && s.epochs == 3 && s.wait == 600);
+    assert_string_equal(s.name, "abc");
+    assert_string_equal(s.recipe, "sample");
+    assert_int_equal(parse(&s, "--enable-gpu false x", &n, &err), 0);
+    assert_false(s.gpu);
+    assert_int_equal(n, 1);
+    assert_int_equal(sources[5], PS_FROM_COMMAND_LINE);
+    assert_int_equal(sources[0], PS_FROM_DEFAULT);
+}
+
+static void test_bad_values_are_named(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"--epochs 0", "--epochs 0"},        {"--epochs x", "--epochs x"},       {"--recipe slow", "sample|fast"},
+        {"--epoch 1", "--epochs"},           {"--run", "--run needs a value"},   {"--learning-rate nan", "must be a number"},
+        {"--enable-gpu=maybe", "true or false"}, {"--wait soon", "duration"}, {"-x", "unknown flag"},
+        {"--zzzzzzzz", "--help"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct settings s;
+        struct ps_error err = {0};
+        int n;
+        assert_int_equal(parse(&s, bad[i][0], &n, &err), PS_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, bad[i][1]));
+    }
+}
+
+static void test_file_and_environment_yield_to_flags(void **state)
+{
+    (void)state;
+    struct settings s;
+    struct ps_error err = {0};
+    int n;
+    char path[] = "/tmp/ps_test_options.XXXXXX", *arena;
+    close(mkstemp(path));
+    const char *text = "# comment\nepochs = 7\n learning_rate=0.25\nrun = from file\n";
+    assert_int_equal(ps_write_file_atomic(path, text, strlen(text), &err), 0);
+    assert_int_equal(parse(&s, "--epochs 3", &n, &err), 0);
+    setenv("PS_TEST_TOKEN", "hush", 1);
+    assert_int_equal(ps_options_environment(&table, &s, &err), 0);
+    assert_int_equal(ps_options_file(&table, &s, path, &arena, &err), 0);
+    assert_true(s.epochs == 3 && s.lr == 0.25);
+    assert_string_equal(s.name, "from file");
+    assert_string_equal(s.token, "hush");
+    char shown[64];
+    ps_options_format(&rows[6], &s, shown, sizeof shown);
+    assert_string_equal(shown, "***");
+    free(arena);
+    text = "nonsense = 1\n";
+    assert_int_equal(ps_write_file_atomic(path, text, strlen(text), &err), 0);
+    assert_int_equal(ps_options_file(&table, &s, path, &arena, &err), PS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "line 1"));
+    unlink(path);
+}
+
+static void test_help_fits_80_columns(void **state)
+{
+    (void)state;
+    struct ps_buf out = PS_BUF_INIT(1 << 16);
+    assert_int_equal(ps_options_help(&table, &out), 0);
+    for (char *line = strtok(out.data, "\n"); line; line = strtok(NULL, "\n"))
+        assert_true(strlen(line) <= 80);
+    ps_buf_done(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_bad_values_are_named),
+        cmocka_unit_test(test_file_and_environment_yield_to_flags),
+        cmocka_unit_test(test_help_fits_80_columns),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
