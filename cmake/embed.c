@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * embed FILE SYMBOL OUT.c: writes a C file that defines SYMBOL[] (with a NUL after the bytes) and SYMBOL_size. */
+ * embed FILE SYMBOL OUT.c: writes a C file that defines SYMBOL[] (with a NUL after the bytes) and
+ * SYMBOL_size. */
 #include <stdio.h>
 
 int main(int argc, char **argv)
@@ -14,8 +15,8 @@ int main(int argc, char **argv)
         perror(in ? argv[3] : argv[1]);
         return 1;
     }
-    fprintf(out, "#include <stddef.h>\nextern const unsigned char %s[];\nextern const size_t %s_size;\n", argv[2],
-            argv[2]);
+    fprintf(out, "#include <stddef.h>\nextern const unsigned char %s[];\nextern const size_t %s_size;\n",
+            argv[2], argv[2]);
     fprintf(out, "const unsigned char %s[] = {\n", argv[2]);
     size_t size = 0;
     int byte;

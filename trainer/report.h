@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The trainer's view of the sidecar. Every call but open returns at once: records go into a bounded ring that the
- * reporter's thread empties; when the sidecar is away they wait, and over the bound they are dropped and counted.
- * report_sidecar.c speaks through libparamsync; report_null.c is what a trainer-only build has.
+ * The trainer's view of the sidecar. Every call but open returns at once: records go into a bounded ring that
+ * the reporter's thread empties; when the sidecar is away they wait, and over the bound they are dropped and
+ * counted. report_sidecar.c speaks through libparamsync; report_null.c is what a trainer-only build has.
  */
 #ifndef PARAMSYNC_TRAINER_REPORT_H
 #define PARAMSYNC_TRAINER_REPORT_H
@@ -41,18 +41,21 @@ struct ps_report_epoch {
     bool no_eval;
 };
 
-/* Waits at most a few seconds for the sidecar. With nobody there it still succeeds: one line on stderr names the
- * address, the run is created as soon as the sidecar answers. Fails on bad arguments only (wrong token, bad name). */
+/* Waits at most a few seconds for the sidecar. With nobody there it still succeeds: one line on stderr names
+ * the address, the run is created as soon as the sidecar answers. Fails on bad arguments only (wrong token,
+ * bad name). */
 int ps_report_open(const struct ps_report_config *config, struct ps_report **ret, struct ps_error *err);
 /* The run's id ("" while the sidecar has not answered) and attempt, to be shared with the other ranks. */
-void ps_report_run(struct ps_report *report, char ret_id[27], uint32_t *ret_attempt, char *ret_name, size_t name_size);
+void ps_report_run(struct ps_report *report, char ret_id[27], uint32_t *ret_attempt, char *ret_name,
+                   size_t name_size);
 void ps_report_epoch(struct ps_report *report, const struct ps_report_epoch *epoch);
-void ps_report_point(struct ps_report *report, const char *name, int64_t step, double value, double elapsed_s);
+void ps_report_point(struct ps_report *report, const char *name, int64_t step, double value,
+                     double elapsed_s);
 /* The file at path is whole and stays; handed over off the training loop, retried after an outage. */
-void ps_report_checkpoint(struct ps_report *report, const char *path, const char *format, int epoch, int64_t step,
-                          double accuracy, bool has_accuracy);
-/* state: "finished", "failed" or "killed". Waits at most timeout_s for what is still to be sent; says on stderr
- * what was not delivered. Then frees. Takes NULL. */
+void ps_report_checkpoint(struct ps_report *report, const char *path, const char *format, int epoch,
+                          int64_t step, double accuracy, bool has_accuracy);
+/* state: "finished", "failed" or "killed". Waits at most timeout_s for what is still to be sent; says on
+ * stderr what was not delivered. Then frees. Takes NULL. */
 void ps_report_close(struct ps_report *report, const char *state, const char *reason, double timeout_s);
 
 #endif

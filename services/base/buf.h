@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A growing byte buffer, created with the most it may ever hold. Always NUL-terminated once anything was appended. */
+ * A growing byte buffer, created with the most it may ever hold. Always NUL-terminated once anything was
+ * appended. */
 #ifndef PARAMSYNC_BASE_BUF_H
 #define PARAMSYNC_BASE_BUF_H
 
@@ -13,7 +14,10 @@ struct ps_buf {
     int failed; /* sticky: a ps_code after an append did not fit */
 };
 
-#define PS_BUF_INIT(max_bytes) {.max = (max_bytes)}
+#define PS_BUF_INIT(max_bytes)                                                                               \
+    {                                                                                                        \
+        .max = (max_bytes)                                                                                   \
+    }
 
 /* Appends return 0 or PS_RESOURCE_EXHAUSTED (over max, or out of memory); after a failure the buffer keeps
  * what it had and further appends fail too, so that a sequence needs one check at its end. */

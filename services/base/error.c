@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#undef ps_fail
+#undef ps_fail_errno
+
 static const struct {
     const char *name;
     int http;

@@ -40,18 +40,24 @@ struct ps_error {
 /* Fills err (which may be NULL) and returns code. */
 int ps_fail(struct ps_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* The same for a system call that failed with errnum: the code follows from it (ENOSPC is RESOURCE_EXHAUSTED, ...)
- * and its text is appended. */
-int ps_fail_errno(struct ps_error *err, int errnum, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The same for a system call that failed with errnum: the code follows from it (ENOSPC is RESOURCE_EXHAUSTED,
+ * ...) and its text is appended. */
+int ps_fail_errno(struct ps_error *err, int errnum, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Puts "text: " before the message that err holds. Returns err's code. */
 int ps_error_prefix(struct ps_error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 int ps_code_from_errno(int errnum);
-int ps_code_to_grpc(int code);       /* 0..16 */
-int ps_code_from_grpc(int status);   /* a ps_code; statuses out of range become PS_UNKNOWN */
-int ps_code_to_http(int code);       /* 200, 400, 401, ... */
-int ps_code_to_exit(int code);       /* 0 ok, 2 usage (INVALID_ARGUMENT), 1 everything else */
-const char *ps_code_name(int code);  /* "NOT_FOUND"; static */
+int ps_code_to_grpc(int code);      /* 0..16 */
+int ps_code_from_grpc(int status);  /* a ps_code; statuses out of range become PS_UNKNOWN */
+int ps_code_to_http(int code);      /* 200, 400, 401, ... */
+int ps_code_to_exit(int code);      /* 0 ok, 2 usage (INVALID_ARGUMENT), 1 everything else */
+const char *ps_code_name(int code); /* "NOT_FOUND"; static */
+
+#ifdef __clang_analyzer__ /* tells it that these never return success */
+#define ps_fail(err, code, ...) ((ps_fail)((err), (code), __VA_ARGS__), (code))
+#define ps_fail_errno(err, ...) ((ps_fail_errno)((err), __VA_ARGS__), PS_INTERNAL)
+#endif
 
 #endif

@@ -85,7 +85,8 @@ int ps_new_file_open(struct ps_new_file *file, const char *path, struct ps_error
     if (!file->path || asprintf(&file->temporary, "%s.XXXXXX.tmp", path) < 0) {
         file->temporary = NULL;
         ps_new_file_abandon(file);
-        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+        ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+        return PS_RESOURCE_EXHAUSTED;
     }
     file->fd = mkostemps(file->temporary, 4, O_CLOEXEC);
     if (file->fd < 0) {

@@ -7,14 +7,15 @@
 
 #include <stdint.h>
 
-/* Reads a whole file of at most max bytes; *ret_data is free()d by the caller and has a NUL after the bytes. */
+/* Reads a whole file of at most max bytes; *ret_data is free()d by the caller and has a NUL after the bytes.
+ */
 int ps_read_file(const char *path, size_t max, char **ret_data, size_t *ret_size, struct ps_error *err);
 
 /* Writes all bytes, through short writes and EINTR. name is for the message. */
 int ps_write_all(int fd, const void *data, size_t size, const char *name, struct ps_error *err);
 
-/* A file in the making: PATH.XXXXXX.tmp beside its final place. commit syncs the file, renames it and syncs the
- * folder; until then, and after any failure, nothing stands at PATH but what was there before. */
+/* A file in the making: PATH.XXXXXX.tmp beside its final place. commit syncs the file, renames it and syncs
+ * the folder; until then, and after any failure, nothing stands at PATH but what was there before. */
 struct ps_new_file {
     int fd;
     char *path;
@@ -22,7 +23,8 @@ struct ps_new_file {
 };
 int ps_new_file_open(struct ps_new_file *file, const char *path, struct ps_error *err);
 int ps_new_file_commit(struct ps_new_file *file, struct ps_error *err);
-void ps_new_file_abandon(struct ps_new_file *file); /* after open or a failed commit; harmless after a good one */
+void ps_new_file_abandon(
+    struct ps_new_file *file); /* after open or a failed commit; harmless after a good one */
 
 int ps_write_file_atomic(const char *path, const void *data, size_t size, struct ps_error *err);
 

@@ -35,7 +35,8 @@ void ps_log_write(enum ps_log_level level, const char *format, ...)
         clock_gettime(CLOCK_REALTIME, &now);
         gmtime_r(&now.tv_sec, &tm);
         used = strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%S", &tm);
-        used += (size_t)snprintf(line + used, sizeof line - used, ".%03ldZ %s ", now.tv_nsec / 1000000, names[level]);
+        used += (size_t)snprintf(line + used, sizeof line - used, ".%03ldZ %s ", now.tv_nsec / 1000000,
+                                 names[level]);
     } else if (level <= PS_LOG_WARNING) {
         used += (size_t)snprintf(line + used, sizeof line - used, "%s: ", names[level]);
     }

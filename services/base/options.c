@@ -54,7 +54,8 @@ static int store(const struct ps_option *row, void *settings, const char *text, 
         return 0;
     case PS_TYPE_CHOICE:
         if (!choice_allowed(row->choices, text))
-            return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be one of %s", row->name, shown, row->choices);
+            return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be one of %s", row->name, shown,
+                           row->choices);
         *(const char **)field(row, settings) = text;
         return 0;
     case PS_TYPE_BOOL:
@@ -70,8 +71,8 @@ static int store(const struct ps_option *row, void *settings, const char *text, 
         int64_t low = bounded ? (int64_t)row->min : INT64_MIN, high = bounded ? (int64_t)row->max : INT64_MAX;
         if (ps_parse_int64(text, low, high, &value)) {
             if (bounded)
-                return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a whole number from %lld to %lld", row->name,
-                               shown, (long long)low, (long long)high);
+                return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a whole number from %lld to %lld",
+                               row->name, shown, (long long)low, (long long)high);
             return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a whole number", row->name, shown);
         }
         *(int64_t *)field(row, settings) = value;
@@ -80,24 +81,25 @@ static int store(const struct ps_option *row, void *settings, const char *text, 
     case PS_TYPE_DOUBLE:
         if (ps_parse_double(text, &number) || (bounded && (number < row->min || number > row->max))) {
             if (bounded)
-                return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a number from %g to %g", row->name, shown,
-                               row->min, row->max);
+                return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a number from %g to %g", row->name,
+                               shown, row->min, row->max);
             return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a number", row->name, shown);
         }
         *(double *)field(row, settings) = number;
         return 0;
     case PS_TYPE_DURATION:
         if (ps_parse_duration(text, &number) || (bounded && (number < row->min || number > row->max)))
-            return ps_fail(err, PS_INVALID_ARGUMENT, "--%s %s: must be a duration such as 90s, 20min or 1h30m%s",
-                           row->name, shown, bounded ? " within its range" : "");
+            return ps_fail(err, PS_INVALID_ARGUMENT,
+                           "--%s %s: must be a duration such as 90s, 20min or 1h30m%s", row->name, shown,
+                           bounded ? " within its range" : "");
         *(double *)field(row, settings) = number;
         return 0;
     }
     return ps_fail(err, PS_INTERNAL, "--%s has an unknown type", row->name);
 }
 
-static int set_row(const struct ps_options *table, const struct ps_option *row, void *settings, const char *value,
-                   enum ps_option_source source, struct ps_error *err)
+static int set_row(const struct ps_options *table, const struct ps_option *row, void *settings,
+                   const char *value, enum ps_option_source source, struct ps_error *err)
 {
     size_t at = (size_t)(row - table->rows);
     int code = store(row, settings, value, err);
@@ -174,21 +176,23 @@ static int unknown_flag(const struct ps_options *table, const char *name, size_t
         }
     }
     if (nearest)
-        return ps_fail(err, PS_NOT_FOUND, "unknown flag --%.*s: did you mean --%s?", (int)(n < 100 ? n : 100), name,
-                       nearest);
-    return ps_fail(err, PS_NOT_FOUND, "unknown flag --%.*s: %s --help lists them all", (int)(n < 100 ? n : 100), name,
-                   table->program);
+        return ps_fail(err, PS_NOT_FOUND, "unknown flag --%.*s: did you mean --%s?", (int)(n < 100 ? n : 100),
+                       name, nearest);
+    return ps_fail(err, PS_NOT_FOUND, "unknown flag --%.*s: %s --help lists them all",
+                   (int)(n < 100 ? n : 100), name, table->program);
 }
 
 int ps_options_set(const struct ps_options *table, void *settings, const char *name, const char *value,
                    enum ps_option_source source, struct ps_error *err)
 {
     const struct ps_option *row = find_row(table, name, strlen(name));
-    return row ? set_row(table, row, settings, value, source, err) : unknown_flag(table, name, strlen(name), err);
+    return row ? set_row(table, row, settings, value, source, err)
+               : unknown_flag(table, name, strlen(name), err);
 }
 
-int ps_options_parse(const struct ps_options *table, void *settings, int argc, char **argv, int *ret_positional,
-                     bool ignore_unknown, void (*unknown)(const char *flag), struct ps_error *err)
+int ps_options_parse(const struct ps_options *table, void *settings, int argc, char **argv,
+                     int *ret_positional, bool ignore_unknown, void (*unknown)(const char *flag),
+                     struct ps_error *err)
 {
     int positional = 0;
     for (int i = 1; i < argc; i++) {
@@ -241,7 +245,9 @@ int ps_options_parse(const struct ps_options *table, void *settings, int argc, c
         } else if (!value) {
             if (i + 1 >= argc)
                 return ps_fail(err, PS_INVALID_ARGUMENT, "--%s needs a value (%s)", row->name,
-                               row->value ? row->value : row->choices ? row->choices : "VALUE");
+                               row->value     ? row->value
+                               : row->choices ? row->choices
+                                              : "VALUE");
             value = argv[++i];
         }
         int code = set_row(table, row, settings, value, PS_FROM_COMMAND_LINE, err);
@@ -392,9 +398,11 @@ int ps_options_help(const struct ps_options *table, struct ps_buf *out)
         else
             ps_buf_printf(out, "%*s", indent - n, "");
         char text[512];
-        snprintf(text, sizeof text, "%s%s%s%s%s%s%s", row->help, row->fallback && *row->fallback ? " (default: " : "",
-                 row->fallback && *row->fallback ? row->fallback : "", row->fallback && *row->fallback ? ")" : "",
-                 row->environment ? " [" : "", row->environment ? row->environment : "", row->environment ? "]" : "");
+        snprintf(text, sizeof text, "%s%s%s%s%s%s%s", row->help,
+                 row->fallback && *row->fallback ? " (default: " : "",
+                 row->fallback && *row->fallback ? row->fallback : "",
+                 row->fallback && *row->fallback ? ")" : "", row->environment ? " [" : "",
+                 row->environment ? row->environment : "", row->environment ? "]" : "");
         wrap(out, text, indent, indent);
     }
     return out->failed;

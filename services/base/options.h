@@ -30,25 +30,25 @@ enum ps_option_type {
 enum ps_option_source { PS_FROM_DEFAULT, PS_FROM_FILE, PS_FROM_ENVIRONMENT, PS_FROM_COMMAND_LINE };
 
 struct ps_option {
-    const char *name;          /* with dashes */
-    const char *short_name;    /* one letter, or NULL */
+    const char *name;       /* with dashes */
+    const char *short_name; /* one letter, or NULL */
     enum ps_option_type type;
-    size_t offset;             /* of the field in the program's settings */
-    const char *value;         /* placeholder in --help; NULL for a boolean */
-    const char *fallback;      /* default as text; NULL leaves a string NULL, a number 0 */
-    const char *choices;       /* for PS_TYPE_CHOICE */
-    double min, max;           /* for numbers; both 0: no bound */
-    const char *environment;   /* variable that stands in, or NULL */
-    const char *help;          /* a phrase, no full stop */
-    const char *group;         /* heading in --help, or NULL to continue the last one */
-    bool secret;               /* the value is never printed */
+    size_t offset;           /* of the field in the program's settings */
+    const char *value;       /* placeholder in --help; NULL for a boolean */
+    const char *fallback;    /* default as text; NULL leaves a string NULL, a number 0 */
+    const char *choices;     /* for PS_TYPE_CHOICE */
+    double min, max;         /* for numbers; both 0: no bound */
+    const char *environment; /* variable that stands in, or NULL */
+    const char *help;        /* a phrase, no full stop */
+    const char *group;       /* heading in --help, or NULL to continue the last one */
+    bool secret;             /* the value is never printed */
 };
 
 struct ps_options {
-    const char *program;   /* "paramsync-train" */
-    const char *usage;     /* what follows the program's name */
-    const char *example;   /* first lines of --help, each indented by the printer */
-    const char *about;     /* one paragraph */
+    const char *program; /* "paramsync-train" */
+    const char *usage;   /* what follows the program's name */
+    const char *example; /* first lines of --help, each indented by the printer */
+    const char *about;   /* one paragraph */
     const struct ps_option *rows;
     size_t count;
     /* May be NULL. One ps_option_source per row, filled by the parser: who set it. */
@@ -59,13 +59,16 @@ struct ps_options {
 int ps_options_defaults(const struct ps_options *table, void *settings, struct ps_error *err);
 /* Applies environment variables to rows that the command line has not set. */
 int ps_options_environment(const struct ps_options *table, void *settings, struct ps_error *err);
-/* Sets one option from text; name may use _ or -. PS_NOT_FOUND if there is no such row (with a suggestion). */
+/* Sets one option from text; name may use _ or -. PS_NOT_FOUND if there is no such row (with a suggestion).
+ */
 int ps_options_set(const struct ps_options *table, void *settings, const char *name, const char *value,
                    enum ps_option_source source, struct ps_error *err);
-/* Parses argv[1..argc-1]. Positional arguments are moved to argv[1..*ret_positional] in order (all that follows
+/* Parses argv[1..argc-1]. Positional arguments are moved to argv[1..*ret_positional] in order (all that
+ * follows
  * "--" is positional). Unknown flags: an error, or with ignore_unknown a warning through unknown(flag). */
-int ps_options_parse(const struct ps_options *table, void *settings, int argc, char **argv, int *ret_positional,
-                     bool ignore_unknown, void (*unknown)(const char *flag), struct ps_error *err);
+int ps_options_parse(const struct ps_options *table, void *settings, int argc, char **argv,
+                     int *ret_positional, bool ignore_unknown, void (*unknown)(const char *flag),
+                     struct ps_error *err);
 /* Reads NAME = VALUE lines (INI without sections, # and ; begin comments); rows set otherwise are left alone.
  * The strings live as long as *ret_arena, which the caller free()s. */
 int ps_options_file(const struct ps_options *table, void *settings, const char *path, char **ret_arena,

@@ -73,7 +73,8 @@ int ps_check_run_name(const char *name, const char *field, struct ps_error *err)
     if (size == 0)
         return ps_fail(err, PS_INVALID_ARGUMENT, "%s is empty: give the run a name", field);
     if (size > 200)
-        return ps_fail(err, PS_INVALID_ARGUMENT, "%s is %zu bytes long: at most 200 are allowed", field, size);
+        return ps_fail(err, PS_INVALID_ARGUMENT, "%s is %zu bytes long: at most 200 are allowed", field,
+                       size);
     if (!ps_utf8_valid(name, size))
         return ps_fail(err, PS_INVALID_ARGUMENT, "%s is not valid UTF-8", field);
     for (size_t i = 0; i < size; i++)
@@ -84,7 +85,8 @@ int ps_check_run_name(const char *name, const char *field, struct ps_error *err)
     return 0;
 }
 
-int ps_parse_host_port(const char *text, char *ret_host, size_t host_size, int *ret_port, struct ps_error *err)
+int ps_parse_host_port(const char *text, char *ret_host, size_t host_size, int *ret_port,
+                       struct ps_error *err)
 {
     const char *colon = strrchr(text, ':');
     const char *host = text;

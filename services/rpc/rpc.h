@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A small runtime over the gRPC C core (https://grpc.io) and protobuf-c, for servers and clients: unary calls and
- * all three streaming kinds with deadlines, cancellation, metadata, status codes, back-pressure (one write
- * outstanding per call) and graceful shutdown. A new method is a handler function and a line in a table.
+ * A small runtime over the gRPC C core (https://grpc.io) and protobuf-c, for servers and clients: unary calls
+ * and all three streaming kinds with deadlines, cancellation, metadata, status codes, back-pressure (one
+ * write outstanding per call) and graceful shutdown. A new method is a handler function and a line in a
+ * table.
  *
- * Messages that are received belong to the caller of recv, who frees them with protobuf_c_message_free_unpacked.
- * Strings in received messages are checked to be UTF-8 without NUL before anyone sees them (INVALID_ARGUMENT
- * names the field).
+ * Messages that are received belong to the caller of recv, who frees them with
+ * protobuf_c_message_free_unpacked. Strings in received messages are checked to be UTF-8 without NUL before
+ * anyone sees them (INVALID_ARGUMENT names the field).
  */
 #ifndef PARAMSYNC_RPC_RPC_H
 #define PARAMSYNC_RPC_RPC_H
@@ -24,10 +25,11 @@ enum ps_rpc_kind { PS_RPC_UNARY, PS_RPC_CLIENT_STREAM, PS_RPC_SERVER_STREAM, PS_
 struct ps_rpc_server;
 struct ps_rpc_call; /* valid until its handler returns */
 
-/* Runs on a worker thread and may block in recv and send; unary handlers run on a fixed pool, streaming ones each on
- * a thread of their own. request is the one request of a unary or server-streaming call (owned by the runtime), NULL
- * for client-streaming and bidirectional ones. Answers go through ps_rpc_send. The return value is the status: 0 is
- * OK, else a ps_code with err's message. A unary or client-streaming handler that returns 0 has sent one answer. */
+/* Runs on a worker thread and may block in recv and send; unary handlers run on a fixed pool, streaming ones
+ * each on a thread of their own. request is the one request of a unary or server-streaming call (owned by the
+ * runtime), NULL for client-streaming and bidirectional ones. Answers go through ps_rpc_send. The return
+ * value is the status: 0 is OK, else a ps_code with err's message. A unary or client-streaming handler that
+ * returns 0 has sent one answer. */
 typedef int (*ps_rpc_handler)(struct ps_rpc_call *call, const ProtobufCMessage *request, void *context,
                               struct ps_error *err);
 
@@ -46,20 +48,21 @@ struct ps_rpc_server_config {
     void *context; /* passed to every handler */
     /* Runs before each handler, for authentication. May be NULL. */
     int (*intercept)(struct ps_rpc_call *call, void *context, struct ps_error *err);
-    int workers;               /* 0: 4 */
-    int max_streams;           /* streaming calls at a time; 0: 512. Above it: RESOURCE_EXHAUSTED */
-    size_t max_receive_bytes;  /* 0: 4 MiB */
+    int workers;              /* 0: 4 */
+    int max_streams;          /* streaming calls at a time; 0: 512. Above it: RESOURCE_EXHAUSTED */
+    size_t max_receive_bytes; /* 0: 4 MiB */
     const char *tls_cert, *tls_key, *tls_ca; /* PEM text; NULL: plain */
 };
 
-/* Binds and starts. The method table is checked against the FileDescriptorSet (kinds and types). Signals should be
- * blocked in the calling thread: the library starts threads. */
-int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc_server **ret, struct ps_error *err);
+/* Binds and starts. The method table is checked against the FileDescriptorSet (kinds and types). Signals
+ * should be blocked in the calling thread: the library starts threads. */
+int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc_server **ret,
+                        struct ps_error *err);
 int ps_rpc_server_port(const struct ps_rpc_server *server, size_t listener);
 /* grpc.health.v1.Health is always served. service "" is the whole server. */
 void ps_rpc_server_set_serving(struct ps_rpc_server *server, const char *service, bool serving);
-/* Drains: health NOT_SERVING, no new calls (UNAVAILABLE), running handlers have grace_s (ps_rpc_draining turns true
- * for them and waits end), then all calls are cancelled; returns when nothing runs any more. */
+/* Drains: health NOT_SERVING, no new calls (UNAVAILABLE), running handlers have grace_s (ps_rpc_draining
+ * turns true for them and waits end), then all calls are cancelled; returns when nothing runs any more. */
 void ps_rpc_server_stop(struct ps_rpc_server *server, double grace_s);
 struct ps_rpc_server *ps_rpc_server_free(struct ps_rpc_server *server); /* stops if need be; takes NULL */
 
@@ -93,17 +96,21 @@ struct ps_rpc_channel_config {
     size_t max_receive_bytes;                /* 0: 4 MiB */
 };
 
-int ps_rpc_channel_open(const struct ps_rpc_channel_config *config, struct ps_rpc_channel **ret, struct ps_error *err);
-struct ps_rpc_channel *ps_rpc_channel_free(struct ps_rpc_channel *channel); /* streams must be freed first; takes NULL */
+int ps_rpc_channel_open(const struct ps_rpc_channel_config *config, struct ps_rpc_channel **ret,
+                        struct ps_error *err);
+struct ps_rpc_channel *
+ps_rpc_channel_free(struct ps_rpc_channel *channel); /* streams must be freed first; takes NULL */
 
-/* timeout_s bounds the whole call (negative: none). wait_for_ready: wait for the server until the deadline instead of
- * failing at once with UNAVAILABLE. *ret_response is freed with protobuf_c_message_free_unpacked. */
+/* timeout_s bounds the whole call (negative: none). wait_for_ready: wait for the server until the deadline
+ * instead of failing at once with UNAVAILABLE. *ret_response is freed with protobuf_c_message_free_unpacked.
+ */
 int ps_rpc_unary(struct ps_rpc_channel *channel, const char *path, const ProtobufCMessage *request,
                  const ProtobufCMessageDescriptor *response, double timeout_s, bool wait_for_ready,
                  ProtobufCMessage **ret_response, struct ps_error *err);
 
-int ps_rpc_stream_open(struct ps_rpc_channel *channel, const char *path, const ProtobufCMessageDescriptor *response,
-                       double timeout_s, struct ps_rpc_stream **ret, struct ps_error *err);
+int ps_rpc_stream_open(struct ps_rpc_channel *channel, const char *path,
+                       const ProtobufCMessageDescriptor *response, double timeout_s,
+                       struct ps_rpc_stream **ret, struct ps_error *err);
 int ps_rpc_stream_send(struct ps_rpc_stream *stream, const ProtobufCMessage *message, struct ps_error *err);
 int ps_rpc_stream_close_send(struct ps_rpc_stream *stream, struct ps_error *err);
 /* 1: a message; 0: the call ended with OK; negative: its status. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "services/base/clock.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
-#include "services/base/clock.h"
 
 #include <string.h>
 
@@ -14,14 +15,15 @@ static void test_durations_are_read(void **state)
     static const struct {
         const char *text;
         double seconds;
-    } good[] = {{"90", 90},     {"90s", 90},       {"20m", 1200},   {"20min", 1200}, {"1h30m", 5400},
-                {"1.5h", 5400}, {"500ms", 0.5},    {"1 h 2 min", 3720}, {"0", 0}, {"2d", 172800}};
+    } good[] = {{"90", 90},     {"90s", 90},    {"20m", 1200},       {"20min", 1200}, {"1h30m", 5400},
+                {"1.5h", 5400}, {"500ms", 0.5}, {"1 h 2 min", 3720}, {"0", 0},        {"2d", 172800}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         double seconds = -1;
         assert_int_equal(ps_parse_duration(good[i].text, &seconds), 0);
         assert_true(seconds == good[i].seconds);
     }
-    static const char *const bad[] = {"", "-1", "abc", "1x", "nan", "inf", "1h30", "0x10", "1e999", "1h h", "."};
+    static const char *const bad[] = {"",     "-1",   "abc",   "1x",   "nan", "inf",
+                                      "1h30", "0x10", "1e999", "1h h", "."};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         double seconds = -1;
         assert_int_equal(ps_parse_duration(bad[i], &seconds), -1);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "services/base/fs.h"
+#include "services/base/options.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
-#include "services/base/fs.h"
-#include "services/base/options.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,16 +23,49 @@ struct settings {
 #define AT(f) .offset = offsetof(struct settings, f)
 static const struct ps_option rows[] = {
     {.name = "run", .short_name = "r", .type = PS_TYPE_STRING, AT(name), .value = "NAME", .help = "name"},
-    {.name = "recipe", .type = PS_TYPE_CHOICE, AT(recipe), .choices = "sample|fast", .fallback = "sample", .help = "set"},
-    {.name = "epochs", .type = PS_TYPE_INT, AT(epochs), .value = "N", .fallback = "100", .min = 1, .max = 1000, .help = "n"},
-    {.name = "learning-rate", .type = PS_TYPE_DOUBLE, AT(lr), .value = "X", .fallback = "0.01", .help = "rate"},
-    {.name = "wait", .type = PS_TYPE_DURATION, AT(wait), .value = "TIME", .fallback = "10min", .help = "time"},
+    {.name = "recipe",
+     .type = PS_TYPE_CHOICE,
+     AT(recipe),
+     .choices = "sample|fast",
+     .fallback = "sample",
+     .help = "set"},
+    {.name = "epochs",
+     .type = PS_TYPE_INT,
+     AT(epochs),
+     .value = "N",
+     .fallback = "100",
+     .min = 1,
+     .max = 1000,
+     .help = "n"},
+    {.name = "learning-rate",
+     .type = PS_TYPE_DOUBLE,
+     AT(lr),
+     .value = "X",
+     .fallback = "0.01",
+     .help = "rate"},
+    {.name = "wait",
+     .type = PS_TYPE_DURATION,
+     AT(wait),
+     .value = "TIME",
+     .fallback = "10min",
+     .help = "time"},
     {.name = "enable-gpu", .type = PS_TYPE_BOOL, AT(gpu), .fallback = "false", .help = "use one"},
-    {.name = "token", .type = PS_TYPE_STRING, AT(token), .value = "T", .environment = "PS_TEST_TOKEN", .secret = true, .help = "t"},
+    {.name = "token",
+     .type = PS_TYPE_STRING,
+     AT(token),
+     .value = "T",
+     .environment = "PS_TEST_TOKEN",
+     .secret = true,
+     .help = "t"},
 };
 static unsigned char sources[PS_OPTIONS_COUNT(rows)];
-static const struct ps_options table = {.program = "prog", .usage = "[OPTIONS]", .example = "prog --run a", .about = "About.",
-                                        .rows = rows, .count = PS_OPTIONS_COUNT(rows), .sources = sources};
+static const struct ps_options table = {.program = "prog",
+                                        .usage = "[OPTIONS]",
+                                        .example = "prog --run a",
+                                        .about = "About.",
+                                        .rows = rows,
+                                        .count = PS_OPTIONS_COUNT(rows),
+                                        .sources = sources};
 
 static int parse(struct settings *s, const char *line, int *positional, struct ps_error *err)
 {
@@ -54,7 +88,8 @@ static void test_values(void **state)
     struct settings s;
     struct ps_error err = {0};
     int n;
-    assert_int_equal(parse(&s, "one --learning_rate=0.5 -r abc two --enable_gpu --epochs 3 -- --three", &n, &err), 0);
+    assert_int_equal(
+        parse(&s, "one --learning_rate=0.5 -r abc two --enable_gpu --epochs 3 -- --three", &n, &err), 0);
     assert_int_equal(n, 3);
     assert_true(s.lr == 0.5 && s.gpu && s.epochs == 3 && s.wait == 600);
     assert_string_equal(s.name, "abc");
@@ -70,9 +105,15 @@ static void test_bad_values_are_named(void **state)
 {
     (void)state;
     static const char *const bad[][2] = {
-        {"--epochs 0", "--epochs 0"},        {"--epochs x", "--epochs x"},       {"--recipe slow", "sample|fast"},
-        {"--epoch 1", "--epochs"},           {"--run", "--run needs a value"},   {"--learning-rate nan", "must be a number"},
-        {"--enable-gpu=maybe", "true or false"}, {"--wait soon", "duration"}, {"-x", "unknown flag"},
+        {"--epochs 0", "--epochs 0"},
+        {"--epochs x", "--epochs x"},
+        {"--recipe slow", "sample|fast"},
+        {"--epoch 1", "--epochs"},
+        {"--run", "--run needs a value"},
+        {"--learning-rate nan", "must be a number"},
+        {"--enable-gpu=maybe", "true or false"},
+        {"--wait soon", "duration"},
+        {"-x", "unknown flag"},
         {"--zzzzzzzz", "--help"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "services/base/text.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
-#include "services/base/text.h"
 
 #include <string.h>
 
@@ -85,8 +86,10 @@ static void test_ids_sort_by_time_and_differ(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_utf8),      cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_run_names), cmocka_unit_test(test_host_port),
+        cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_run_names),
+        cmocka_unit_test(test_host_port),
         cmocka_unit_test(test_ids_sort_by_time_and_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a backend is: it executes a model's ops on one device. The trainer, the reducer, the checkpoints and the
- * tests know backends through this table only, and nothing here names one.
+ * What a backend is: it executes a model's ops on one device. The trainer, the reducer, the checkpoints and
+ * the tests know backends through this table only, and nothing here names one.
  *
  * A backend is a module (libparamsync-NAME.so in the module folder) that exports
  *     const struct ps_backend_ops *ps_backend_module(void);
- * "ref" is linked in. State is float32 on this interface whatever the precision inside: with bf16, the float32
- * master weights are what is read and written. One thread at a time per backend, unless noted.
+ * "ref" is linked in. State is float32 on this interface whatever the precision inside: with bf16, the
+ * float32 master weights are what is read and written. One thread at a time per backend, unless noted.
  */
 #ifndef PARAMSYNC_BACKEND_BACKEND_H
 #define PARAMSYNC_BACKEND_BACKEND_H
@@ -53,7 +53,8 @@ enum ps_mode {
 /* Softmax cross-entropy with label smoothing s: target = (1 - s) * onehot + s / classes. */
 struct ps_loss_config {
     float label_smoothing;
-    float grad_scale; /* d(logits) is grad_scale * (softmax - target) per sample: 1 / count gives the mean loss's gradient */
+    float grad_scale; /* d(logits) is grad_scale * (softmax - target) per sample: 1 / count gives the mean
+                         loss's gradient */
 };
 
 /* Sums since the last read. The loss counted here is without smoothing's change to the target: it is the same
@@ -74,7 +75,8 @@ enum ps_state_kind {
 
 enum ps_optimizer_kind { PS_SGD, PS_ADAM };
 
-/* PyTorch's torch.optim.SGD (dampening 0) and torch.optim.Adam (no amsgrad; decay is added to the gradient). */
+/* PyTorch's torch.optim.SGD (dampening 0) and torch.optim.Adam (no amsgrad; decay is added to the gradient).
+ */
 struct ps_optimizer_step {
     enum ps_optimizer_kind kind;
     int64_t step; /* 1 for the first; SGD's momentum buffer is the gradient itself at step 1 */
@@ -84,8 +86,9 @@ struct ps_optimizer_step {
     double beta1, beta2, eps; /* Adam */
 };
 
-/* Called during backward on the calling thread, when the gradient of params[param] is final in the flat gradient
- * vector (in stream order on devices that have streams). Each parameter exactly once. Must not block for long. */
+/* Called during backward on the calling thread, when the gradient of params[param] is final in the flat
+ * gradient vector (in stream order on devices that have streams). Each parameter exactly once. Must not block
+ * for long. */
 typedef void (*ps_grad_ready)(void *context, int param);
 
 struct ps_backend; /* each backend's own */
@@ -93,7 +96,8 @@ struct ps_backend; /* each backend's own */
 struct ps_backend_ops {
     uint32_t abi; /* PS_BACKEND_ABI */
     const char *name;
-    /* Whether it can run here: 0, or PS_UNAVAILABLE with what is missing. device_count and description may be NULL. */
+    /* Whether it can run here: 0, or PS_UNAVAILABLE with what is missing. device_count and description may be
+     * NULL. */
     int (*probe)(int *ret_device_count, char *ret_description, size_t size, struct ps_error *err);
     bool (*supports)(enum ps_precision precision);
 
@@ -103,39 +107,44 @@ struct ps_backend_ops {
     /* Host <-> device, float32, [offset, offset + count) of the flat vector. Waits for the device. */
     int (*read)(struct ps_backend *backend, enum ps_state_kind what, size_t offset, size_t count, float *host,
                 struct ps_error *err);
-    int (*write)(struct ps_backend *backend, enum ps_state_kind what, size_t offset, size_t count, const float *host,
-                 struct ps_error *err);
+    int (*write)(struct ps_backend *backend, enum ps_state_kind what, size_t offset, size_t count,
+                 const float *host, struct ps_error *err);
 
     /* Runs the ops forward and adds to the metrics. The batch may be reused when it returns. */
     int (*forward)(struct ps_backend *backend, const struct ps_batch *batch, enum ps_mode mode,
                    const struct ps_loss_config *loss, struct ps_error *err);
-    /* Gradients of the last training forward. accumulate: add to the gradients there are (micro-steps), else replace.
-     * cotangent: NULL for the loss's, else host [count, classes] instead of it. ready may be NULL. */
+    /* Gradients of the last training forward. accumulate: add to the gradients there are (micro-steps), else
+     * replace. cotangent: NULL for the loss's, else host [count, classes] instead of it. ready may be NULL.
+     */
     int (*backward)(struct ps_backend *backend, bool accumulate, const float *cotangent, ps_grad_ready ready,
                     void *ready_context, struct ps_error *err);
     int (*update)(struct ps_backend *backend, const struct ps_optimizer_step *step, struct ps_error *err);
     /* Reads the sums and sets them to zero. Waits for the device. */
     int (*metrics)(struct ps_backend *backend, struct ps_metrics *ret, struct ps_error *err);
 
-    /* For the reducer: the flat gradient vector (param_elements floats) in device memory, and device memory for
-     * buckets. copy_scaled: dst[i] = src[i] * scale, in stream order, callable from ready. */
+    /* For the reducer: the flat gradient vector (param_elements floats) in device memory, and device memory
+     * for buckets. copy_scaled: dst[i] = src[i] * scale, in stream order, callable from ready. */
     float *(*gradients)(struct ps_backend *backend);
     void *(*allocate)(struct ps_backend *backend, size_t bytes);
     void (*release)(struct ps_backend *backend, void *memory);
     int (*copy_scaled)(struct ps_backend *backend, float *dst, const float *src, size_t count, float scale,
                        struct ps_error *err);
 
-    /* For tests and --profile. The value of the last forward as float32 [count, c, h, w] on the host; gradient: of
-     * the last backward (PS_FAILED_PRECONDITION where the backend has reused its memory; the input's gradient is
-     * only computed by backends created with PARAMSYNC_INPUT_GRAD in the environment). logits are always there. */
-    int (*read_value)(struct ps_backend *backend, int value, bool gradient, float *host, struct ps_error *err);
+    /* For tests and --profile. The value of the last forward as float32 [count, c, h, w] on the host;
+     * gradient: of the last backward (PS_FAILED_PRECONDITION where the backend has reused its memory; the
+     * input's gradient is only computed by backends created with PARAMSYNC_INPUT_GRAD in the environment).
+     * logits are always there. */
+    int (*read_value)(struct ps_backend *backend, int value, bool gradient, float *host,
+                      struct ps_error *err);
     /* Bytes allocated, by use; for --profile and the memory benchmark. */
-    void (*memory)(struct ps_backend *backend, size_t *ret_activations, size_t *ret_params, size_t *ret_workspace);
+    void (*memory)(struct ps_backend *backend, size_t *ret_activations, size_t *ret_params,
+                   size_t *ret_workspace);
 };
 
-/* Finds a backend by name: "ref", or a module beside the program (../lib/paramsync/, or PARAMSYNC_MODULE_DIR).
- * PS_UNAVAILABLE with the reason if it cannot be loaded here. The table is never unloaded. Thread-safe.
- * OMP_* variables must be set before the first call (OpenMP reads them when the module is loaded). */
+/* Finds a backend by name: "ref", or a module beside the program (../lib/paramsync/, or
+ * PARAMSYNC_MODULE_DIR). PS_UNAVAILABLE with the reason if it cannot be loaded here. The table is never
+ * unloaded. Thread-safe. OMP_* variables must be set before the first call (OpenMP reads them when the module
+ * is loaded). */
 int ps_backend_load(const char *name, const struct ps_backend_ops **ret_ops, struct ps_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Collectives between the ranks of a job. The reducer and the loop know communicators through this table only:
- * gloo (host memory), nccl (device memory) or single (world size 1: nothing to do).
+ * Collectives between the ranks of a job. The reducer and the loop know communicators through this table
+ * only: gloo (host memory), nccl (device memory) or single (world size 1: nothing to do).
  *
  * Every rank calls the same functions in the same order with the same counts. One thread at a time. Each call
  * ends by success, by the collective deadline, or soon after abort; after the first failure all further calls
@@ -21,12 +21,14 @@ enum ps_dtype { PS_F32, PS_F64, PS_I64, PS_U8 };
 struct ps_comm_ops {
     const char *name;
     /* Sum over ranks, in place. */
-    int (*all_reduce)(struct ps_comm *comm, void *data, size_t count, enum ps_dtype type, struct ps_error *err);
+    int (*all_reduce)(struct ps_comm *comm, void *data, size_t count, enum ps_dtype type,
+                      struct ps_error *err);
     int (*broadcast)(struct ps_comm *comm, void *data, size_t bytes, int root, struct ps_error *err);
     /* out: world_size * bytes, by rank. */
     int (*all_gather)(struct ps_comm *comm, const void *data, size_t bytes, void *out, struct ps_error *err);
     int (*barrier)(struct ps_comm *comm, struct ps_error *err);
-    /* From any thread: makes calls in progress and to come fail with this reason. Idempotent, does not block. */
+    /* From any thread: makes calls in progress and to come fail with this reason. Idempotent, does not block.
+     */
     void (*abort)(struct ps_comm *comm, const char *reason);
     void (*destroy)(struct ps_comm *comm); /* takes NULL */
 };

@@ -17,7 +17,8 @@
 
 enum ps_op_kind {
     PS_OP_CONV,     /* in[0] -> out; param[0] weight; kernel, stride, pad; no bias */
-    PS_OP_BN,       /* in[0] -> out; param[0] scale, param[1] shift; buffer[0] running mean, buffer[1] running variance */
+    PS_OP_BN,       /* in[0] -> out; param[0] scale, param[1] shift; buffer[0] running mean, buffer[1] running
+                       variance */
     PS_OP_RELU,     /* in[0] -> out */
     PS_OP_ADD,      /* in[0] + in[1] -> out */
     PS_OP_MAX_POOL, /* in[0] -> out; kernel, stride, pad */
@@ -28,7 +29,8 @@ enum ps_op_kind {
 enum { PS_NAME_MAX = 64, PS_NONE = -1 };
 
 struct ps_param {
-    char name[PS_NAME_MAX]; /* as in the sample's state_dict, for example "conv2.0.residual_function.0.weight" */
+    char name[PS_NAME_MAX]; /* as in the sample's state_dict, for example "conv2.0.residual_function.0.weight"
+                             */
     int ndim;
     int shape[4];
     size_t count;  /* elements */
@@ -87,14 +89,17 @@ struct ps_model {
     int input, output; /* value ids: images [3, r, r] and logits [classes, 1, 1] */
 };
 
-/* name: "resnet18" (the sample's: 62 parameters, 11,173,962 elements and 122 entries at width 64, 10 classes).
- * width 1..1024, classes 1..1000. Free with ps_model_free. */
-int ps_model_create(const char *name, int width, int classes, struct ps_model **ret_model, struct ps_error *err);
+/* name: "resnet18" (the sample's: 62 parameters, 11,173,962 elements and 122 entries at width 64, 10
+ * classes). width 1..1024, classes 1..1000. Free with ps_model_free. */
+int ps_model_create(const char *name, int width, int classes, struct ps_model **ret_model,
+                    struct ps_error *err);
 struct ps_model *ps_model_free(struct ps_model *model); /* takes NULL, returns NULL */
 
-/* For one-op models in tests, and for those who add a model: see model.c. All return an id or a negative code. */
+/* For one-op models in tests, and for those who add a model: see model.c. All return an id or a negative
+ * code. */
 struct ps_model *ps_model_new(const char *name, int width, int classes, int input_channels);
-int ps_model_conv(struct ps_model *m, const char *prefix, int in, int out_channels, int kernel, int stride, int pad);
+int ps_model_conv(struct ps_model *m, const char *prefix, int in, int out_channels, int kernel, int stride,
+                  int pad);
 int ps_model_bn(struct ps_model *m, const char *prefix, int in);
 int ps_model_relu(struct ps_model *m, int in);
 int ps_model_add(struct ps_model *m, int a, int b);
@@ -106,8 +111,8 @@ int ps_model_dense(struct ps_model *m, const char *prefix, int in, int out);
  * PS_INVALID_ARGUMENT if the resolution is too small for the net. */
 int ps_model_extents(const struct ps_model *model, int resolution, int *extents, struct ps_error *err);
 
-/* PyTorch's default initialisation (kaiming_uniform with a = sqrt(5): bound 1/sqrt(fan_in), for weights and the
- * dense bias), drawn from MT19937(seed); the same on every machine. params: param_elements floats. */
+/* PyTorch's default initialisation (kaiming_uniform with a = sqrt(5): bound 1/sqrt(fan_in), for weights and
+ * the dense bias), drawn from MT19937(seed); the same on every machine. params: param_elements floats. */
 void ps_model_init(const struct ps_model *model, uint64_t seed, float *params, float *buffers);
 
 /* Changes with any name, shape, order, op or attribute: what ranks compare at the start. */
