@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+import type { Checkpoint, Comparison, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
+
+export class ApiError extends Error {
+  readonly status: number;
+  readonly code: string;
+  constructor(status: number, code: string, message: string) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+// Every path is relative to the page, so that the dashboard works under any sub-path.
+async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  let response: Response;
+  try {
+    response = await fetch("api/v1/" + path, signal ? { signal } : {});
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, "UNAVAILABLE", "The sidecar does not answer. Is paramsyncd running?");
+  }
+  if (!response.ok) {
+    let code = "UNKNOWN";
+    let message = `HTTP ${response.status}`;
+    try {
+      const body = (await response.json()) as { error?: { code?: string; message?: string } };
+      code = body.error?.code ?? code;
+      message = body.error?.message ?? message;
+    } catch {
+      // Not our JSON (a proxy's page, say): the status has to do.
+    }
+    throw new ApiError(response.status, code, message);
+  }
+  return (await response.json()) as T;
+}
+
+export interface RunQuery {
+  text?: string;
+  state?: string;
+  page?: string;
+  limit?: number;
+}
+
+export function listRuns(query: RunQuery, signal?: AbortSignal): Promise<RunList> {
+  const params = new URLSearchParams();
+  if (query.text) params.set("q", query.text);
+  if (query.state) params.set("state", query.state);
+  if (query.page) params.set("page", query.page);
+  params.set("limit", String(query.limit ?? 200));
+  return get(`runs?${params}`, signal);
+}
+
+const id = encodeURIComponent;
+export const getRun = (run: string, signal?: AbortSignal): Promise<Run> => get(`runs/${id(run)}`, signal);
+export const getEpochs = (run: string, signal?: AbortSignal): Promise<SeriesAnswer> => get(`runs/${id(run)}/series`, signal);
+export const getSeries = (run: string, name: string, signal?: AbortSignal): Promise<SeriesAnswer> =>
+  get(`runs/${id(run)}/series?name=${id(name)}&rank=-1&max_points=2000`, signal);
+export const getCheckpoints = (run: string, signal?: AbortSignal): Promise<{ checkpoints: Checkpoint[] }> =>
+  get(`runs/${id(run)}/checkpoints`, signal);
+export const getEvents = (run: string, signal?: AbortSignal): Promise<{ events: RunEvent[] }> =>
+  get(`runs/${id(run)}/events`, signal);
+export const compareRuns = (runs: readonly string[], target: number, signal?: AbortSignal): Promise<Comparison> =>
+  get(`compare?runs=${runs.map(id).join(",")}&target=${target}`, signal);
+
+export async function login(token: string): Promise<boolean> {
+  const response = await fetch("api/v1/session", { method: "POST", headers: { Authorization: `Bearer ${token}` } });
+  if (response.ok) return true;
+  if (response.status === 401) return false;
+  throw new ApiError(response.status, "UNKNOWN", `HTTP ${response.status}`);
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the JSON API answers (web/openapi.yaml). Numbers that JSON cannot hold travel as "NaN", "Infinity", "-Infinity".
+
+export type Num = number | "NaN" | "Infinity" | "-Infinity";
+export type State = "created" | "running" | "finished" | "failed" | "killed" | "lost";
+export const STATES: readonly State[] = ["running", "created", "finished", "failed", "killed", "lost"];
+
+export interface Run {
+  id: string;
+  name: string;
+  state: State;
+  world_size: number;
+  attempt: number;
+  model: string;
+  dataset: string;
+  dataset_hash: string;
+  device: string;
+  epochs_planned: number;
+  created_at: string;
+  ended_at: string | null;
+  reason: string;
+  tags: string[];
+  notes: string;
+  commit: string;
+  batch_per_rank: number;
+  has_epochs: boolean;
+  last_epoch: number;
+  train_loss: Num | null;
+  val_loss: Num | null;
+  accuracy: Num | null;
+  best_accuracy: Num | null;
+  best_epoch: number;
+  samples_per_s: Num | null;
+  elapsed_s: Num;
+  elapsed_with_gaps_s: Num;
+  time_to_target_s: Num | null;
+  // Only in the answer for one run:
+  config?: [string, string][];
+  attempts?: Attempt[];
+}
+
+export interface Attempt {
+  attempt: number;
+  world_size: number;
+  device: string;
+  started_at: string;
+  ended_at: string | null;
+  last_seen_at: string | null;
+  elapsed_s: Num;
+  offset_s: Num; // elapsed of all earlier attempts
+  gap_s: Num;
+  reason: string;
+}
+
+export interface RunList {
+  runs: Run[];
+  next_page: string | null;
+  target: number;
+}
+
+// Columns: entry i of each is the same epoch. null: not evaluated.
+export interface Epochs {
+  attempt: number[];
+  epoch: number[];
+  step: number[];
+  train_loss: (Num | null)[];
+  val_loss: (Num | null)[];
+  accuracy: (Num | null)[];
+  lr: (Num | null)[];
+  samples_per_s: (Num | null)[];
+  elapsed_s: (Num | null)[];
+  train_s: (Num | null)[];
+  eval_s: (Num | null)[];
+}
+
+export interface StepSeries {
+  name: string;
+  rank: number;
+  steps: number[];
+  values: Num[];
+  elapsed_s: Num[];
+  attempts: number[];
+  total_points: number;
+}
+
+export interface SeriesAnswer {
+  epochs?: Epochs;
+  names: string[];
+  series: StepSeries[];
+}
+
+export interface Checkpoint {
+  attempt: number;
+  epoch: number;
+  step: number;
+  filename: string;
+  format: string;
+  size: number;
+  sha256: string;
+  accuracy: Num | null;
+  created_at: string;
+  best: boolean;
+}
+
+export interface RunEvent {
+  id: number;
+  run_id: string;
+  kind: string;
+  detail: string;
+  at: string;
+  attempt: number;
+  run?: Run;
+}
+
+export interface CompareRow {
+  run_id: string;
+  name: string;
+  state: string;
+  dataset: string;
+  world_size: number;
+  epochs: number;
+  best_accuracy: Num | null;
+  final_accuracy: Num | null;
+  total_s: Num | null;
+  time_to_target_s: Num | null;
+  epochs_to_target: number | null;
+  samples_per_s: Num | null;
+  speedup: Num | null;
+  efficiency: Num | null;
+  time_speedup: Num | null;
+  refusal: string;
+  differs: string;
+  threshold_only: boolean;
+}
+
+export interface Comparison {
+  target: number;
+  reference: string;
+  rows: CompareRow[];
+}
