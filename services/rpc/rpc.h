@@ -7,6 +7,9 @@
  * Messages that are received belong to the caller of recv, who frees them with
  * protobuf_c_message_free_unpacked. Strings in received messages are checked to be UTF-8 without NUL before
  * anyone sees them (INVALID_ARGUMENT names the field).
+ *
+ * Threads: the runtime starts its own (two that poll, and handlers) with all signals blocked. A process that
+ * uses it must not fork without exec afterwards.
  */
 #ifndef PARAMSYNC_RPC_RPC_H
 #define PARAMSYNC_RPC_RPC_H
@@ -46,18 +49,32 @@ struct ps_rpc_server_config {
     const struct ps_rpc_method *methods; /* outlives the server */
     size_t method_count;
     void *context; /* passed to every handler */
-    /* Runs before each handler, for authentication. May be NULL. */
+    /* Runs before each handler, for authentication, on the handler's thread. Health is not asked about, so
+     * that probes need no token; reflection is. May be NULL. */
     int (*intercept)(struct ps_rpc_call *call, void *context, struct ps_error *err);
-    int workers;              /* 0: 4 */
-    int max_streams;          /* streaming calls at a time; 0: 512. Above it: RESOURCE_EXHAUSTED */
-    size_t max_receive_bytes; /* 0: 4 MiB */
-    const char *tls_cert, *tls_key, *tls_ca; /* PEM text; NULL: plain */
+    int workers;                    /* 0: 4 */
+    int max_streams;                /* streaming calls at a time; 0: 512. Above it: RESOURCE_EXHAUSTED */
+    size_t max_receive_bytes;       /* 0: 4 MiB */
+    const char *tls_cert, *tls_key; /* PEM text; NULL: plain */
+    const char *tls_ca;             /* PEM text; clients must then show a certificate that it has signed */
+    double keepalive_s; /* silence after which a client is pinged; 0: 30 s. See "Keepalive" below */
+    bool no_reflection;
+    /* What the method table is checked against and reflection answers from; NULL: the one of the paramsync
+     * protos. Outlives the server. */
+    const unsigned char *descriptor_set;
+    size_t descriptor_set_size;
 };
 
-/* Binds and starts. The method table is checked against the FileDescriptorSet (kinds and types). Signals
- * should be blocked in the calling thread: the library starts threads. */
+/* Keepalive: a peer that leaves a ping without an answer for 10 s (or keepalive_s, if that is less) is taken
+ * for dead, and its calls end. Clients may ping every 5 s (or every keepalive_s / 2, if that is less); a
+ * client that pings more often is sent away with ENHANCE_YOUR_CALM. */
+
+/* Binds and starts. The method table is checked against the FileDescriptorSet (kinds and types), TLS texts
+ * are parsed. config may go afterwards, what it says must outlive the server may not. A unix socket is
+ * guarded by a lock file PATH.lock, which stays behind. */
 int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc_server **ret,
                         struct ps_error *err);
+/* The bound port; 0 for a unix socket. */
 int ps_rpc_server_port(const struct ps_rpc_server *server, size_t listener);
 /* grpc.health.v1.Health is always served. service "" is the whole server. */
 void ps_rpc_server_set_serving(struct ps_rpc_server *server, const char *service, bool serving);
@@ -66,9 +83,14 @@ void ps_rpc_server_set_serving(struct ps_rpc_server *server, const char *service
 void ps_rpc_server_stop(struct ps_rpc_server *server, double grace_s);
 struct ps_rpc_server *ps_rpc_server_free(struct ps_rpc_server *server); /* stops if need be; takes NULL */
 
-/* 1: *ret_message; 0: the client has half-closed; negative: cancelled, deadline, broken message. */
+/* 1: *ret_message; 0: the client has half-closed; negative: cancelled, deadline, broken message. Does not end
+ * when the server drains: a client in the middle of an upload has the grace to finish it. */
 int ps_rpc_recv(struct ps_rpc_call *call, ProtobufCMessage **ret_message, struct ps_error *err);
-/* Returns when the core has taken the message (back-pressure): 0, or negative when the call is over. */
+/* The same for streams that stay open for as long as the client likes: PS_UNAVAILABLE when the server drains
+ * and no message is there. */
+int ps_rpc_recv_or_drain(struct ps_rpc_call *call, ProtobufCMessage **ret_message, struct ps_error *err);
+/* Waits until the core has taken the message before this one (back-pressure: one is under way at most), then
+ * hands this one over: 0, or negative when the call is over. message may go when this returns. */
 int ps_rpc_send(struct ps_rpc_call *call, const ProtobufCMessage *message, struct ps_error *err);
 /* The next four may be called from any thread while the handler runs. */
 bool ps_rpc_cancelled(struct ps_rpc_call *call); /* by the client, its deadline, or the end of the drain */
@@ -94,8 +116,11 @@ struct ps_rpc_channel_config {
     const char *token;                       /* sent as "authorization: Bearer TOKEN"; NULL: none */
     const char *tls_ca, *tls_cert, *tls_key; /* PEM text; tls_ca NULL: plain */
     size_t max_receive_bytes;                /* 0: 4 MiB */
+    double keepalive_s; /* silence in an open call after which the server is pinged; 0: 20 s. Not below 5 s,
+                           see above */
 };
 
+/* Does not connect yet. Proxies named by the environment are not used. */
 int ps_rpc_channel_open(const struct ps_rpc_channel_config *config, struct ps_rpc_channel **ret,
                         struct ps_error *err);
 struct ps_rpc_channel *
@@ -108,13 +133,16 @@ int ps_rpc_unary(struct ps_rpc_channel *channel, const char *path, const Protobu
                  const ProtobufCMessageDescriptor *response, double timeout_s, bool wait_for_ready,
                  ProtobufCMessage **ret_response, struct ps_error *err);
 
+/* Fails fast: the first receive or send tells if nobody listens. */
 int ps_rpc_stream_open(struct ps_rpc_channel *channel, const char *path,
                        const ProtobufCMessageDescriptor *response, double timeout_s,
                        struct ps_rpc_stream **ret, struct ps_error *err);
+/* As ps_rpc_send. Negative when the call is over; receive then to learn the status. */
 int ps_rpc_stream_send(struct ps_rpc_stream *stream, const ProtobufCMessage *message, struct ps_error *err);
 int ps_rpc_stream_close_send(struct ps_rpc_stream *stream, struct ps_error *err);
 /* 1: a message; 0: the call ended with OK; negative: its status. */
 int ps_rpc_stream_recv(struct ps_rpc_stream *stream, ProtobufCMessage **ret_message, struct ps_error *err);
+/* The call ends with PS_CANCELLED, unless its status has come already. */
 void ps_rpc_stream_cancel(struct ps_rpc_stream *stream);
 struct ps_rpc_stream *ps_rpc_stream_free(struct ps_rpc_stream *stream); /* cancels if need be; takes NULL */
 
