@@ -25,7 +25,7 @@ done
 
 # Debian 12 freezes versions: a package name is a pinned version there.
 packages=(
-    build-essential cmake ninja-build pkg-config ca-certificates python3
+    build-essential cmake ninja-build pkg-config ca-certificates curl python3
     libgrpc-dev protobuf-compiler protobuf-c-compiler libprotobuf-c-dev libprotobuf-dev grpc-proto
     libsqlite3-dev libmicrohttpd-dev libjansson-dev libssl-dev libarchive-dev libinih-dev
     libdnnl-dev libgloo-dev
@@ -34,7 +34,7 @@ if [ "$want_tests" = 1 ]; then
     packages+=(
         git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev
         python3-numpy python3-torch python3-grpcio python3-grpc-tools python3-pil
-        sqlite3 curl iproute2 procps xz-utils chromium fonts-noto-cjk
+        sqlite3 iproute2 procps xz-utils chromium fonts-noto-cjk
     )
 fi
 # Any node from 18 on will do; Debian's own comes with npm as a package of its own.
