@@ -25,7 +25,7 @@ struct ps_http_config {
  * for service. */
 int ps_http_start(const struct ps_http_config *config, struct ps_http **ret_http, struct ps_error *err);
 int ps_http_port(const struct ps_http *http);
-/* Ends event streams, lets running answers finish, joins every thread. Takes NULL, returns NULL. */
+/* Ends event streams and what is still being sent, joins every thread. Takes NULL, returns NULL. */
 struct ps_http *ps_http_free(struct ps_http *http);
 
 #endif
