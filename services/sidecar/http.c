@@ -27,9 +27,9 @@
 #include <unistd.h>
 
 enum {
-    URI_MAX = 4096,               /* bytes of path and query together */
-    HEADERS_MAX = 32 * 1024,      /* memory of one connection: the request's headers must fit */
-    BODY_MAX = 4096,              /* of a request; nobody reads it */
+    URI_MAX = 4096,          /* bytes of path and query together */
+    HEADERS_MAX = 32 * 1024, /* memory of one connection: the request's headers must fit */
+    BODY_MAX = 4096,         /* of a request; nobody reads it */
     METRICS_MAX = 64 * 1024,
     IDLE_S = 60,
     STREAM_BLOCK = 16 * 1024,
@@ -88,7 +88,8 @@ static enum MHD_Result queue(struct request *request, unsigned status, struct MH
 /* text is malloc'd and becomes the server's. */
 static struct MHD_Response *owned(char *text, size_t size, const char *type)
 {
-    struct MHD_Response *response = text ? MHD_create_response_from_buffer(size, text, MHD_RESPMEM_MUST_FREE) : NULL;
+    struct MHD_Response *response =
+        text ? MHD_create_response_from_buffer(size, text, MHD_RESPMEM_MUST_FREE) : NULL;
     if (!response) {
         free(text);
         return NULL;
@@ -113,7 +114,8 @@ static struct MHD_Response *error_response(const char *code, const char *message
                                    text ? text : json_string("the request cannot be answered")));
 }
 
-static enum MHD_Result fail_as(struct request *request, unsigned status, const char *code, const char *message)
+static enum MHD_Result fail_as(struct request *request, unsigned status, const char *code,
+                               const char *message)
 {
     return queue(request, status, error_response(code, message));
 }
@@ -155,7 +157,8 @@ static enum MHD_Result serve_asset(struct request *request, size_t index)
     const struct ps_web_asset *asset = &ps_web_assets[index];
     const char *tag = request->http->etags[index];
     const char *encodings = header(request, "Accept-Encoding");
-    bool packed = encodings && strstr(encodings, "gzip") && !strstr(encodings, "gzip;q=0");
+    bool packed =
+        *asset->packed_size && encodings && strstr(encodings, "gzip") && !strstr(encodings, "gzip;q=0");
     struct MHD_Response *response;
     unsigned status = MHD_HTTP_OK;
     if (tag_matches(header(request, "If-None-Match"), tag)) {
@@ -193,7 +196,8 @@ static bool same_text(const char *a, const char *b)
 static bool bearer_ok(struct request *request)
 {
     const char *value = header(request, "Authorization");
-    return value && !strncasecmp(value, "Bearer ", 7) && ps_service_token_ok(request->http->service, value + 7);
+    return value && !strncasecmp(value, "Bearer ", 7) &&
+           ps_service_token_ok(request->http->service, value + 7);
 }
 
 static bool logged_in(struct request *request)
@@ -206,25 +210,27 @@ static bool logged_in(struct request *request)
 
 static enum MHD_Result refuse_login(struct request *request)
 {
-    struct MHD_Response *response = error_response("UNAUTHENTICATED", "a token is needed: log in, or send it as Authorization: Bearer TOKEN");
+    struct MHD_Response *response = error_response(
+        "UNAUTHENTICATED", "a token is needed: log in, or send it as Authorization: Bearer TOKEN");
     if (response)
         add(response, "WWW-Authenticate", "Bearer");
     return queue(request, MHD_HTTP_UNAUTHORIZED, response);
 }
 
-/* GET: whether the caller is logged in. POST with the token as bearer: sets the cookie. The header cannot be sent from
- * another site without our consent, which is never given, so no further guard against forged requests is needed. The
- * cookie has no Path: it then covers the folder of this route, which holds all that needs it, under any sub-path. */
+/* GET: whether the caller is logged in. POST with the token as bearer: sets the cookie. The header cannot be
+ * sent from another site without our consent, which is never given, so no further guard against forged
+ * requests is needed. The cookie has no Path: it then covers the folder of this route, which holds all that
+ * needs it, under any sub-path. */
 static enum MHD_Result serve_session(struct request *request, bool post)
 {
     if (post ? request->http->service->token && !bearer_ok(request) : !logged_in(request))
         return refuse_login(request);
-    struct MHD_Response *response =
-        json_response(json_pack("{s:b,s:b}", "logged_in", 1, "token_required", request->http->service->token != NULL));
+    struct MHD_Response *response = json_response(
+        json_pack("{s:b,s:b}", "logged_in", 1, "token_required", request->http->service->token != NULL));
     if (response && post && request->http->service->token) {
         char cookie[256];
-        snprintf(cookie, sizeof cookie, "%s=%s; HttpOnly; SameSite=Strict%s", session_cookie, request->http->session,
-                 request->http->tls_cert ? "; Secure" : "");
+        snprintf(cookie, sizeof cookie, "%s=%s; HttpOnly; SameSite=Strict%s", session_cookie,
+                 request->http->session, request->http->tls_cert ? "; Secure" : "");
         add(response, "Set-Cookie", cookie);
     }
     return queue(request, MHD_HTTP_OK, response);
@@ -286,8 +292,8 @@ static enum MHD_Result serve_checkpoint(struct request *request, const char *sha
                 close(fd);
             if (kind == PS_RANGE_ONE) {
                 status = MHD_HTTP_PARTIAL_CONTENT;
-                snprintf(range, sizeof range, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, first, first + count - 1,
-                         blob.size);
+                snprintf(range, sizeof range, "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, first,
+                         first + count - 1, blob.size);
             }
         }
     }
@@ -298,7 +304,8 @@ static enum MHD_Result serve_checkpoint(struct request *request, const char *sha
     if (status != MHD_HTTP_RANGE_NOT_SATISFIABLE) {
         add(response, "Content-Type", "application/octet-stream");
         add(response, "Content-Disposition", disposition);
-        add(response, "Cache-Control", "private, max-age=31536000, immutable"); /* the address is the content */
+        add(response, "Cache-Control",
+            "private, max-age=31536000, immutable"); /* the address is the content */
         add(response, "ETag", tag);
     }
     add(response, "Accept-Ranges", "bytes");
@@ -331,19 +338,22 @@ static enum MHD_Result serve_events(struct request *request, bool head)
 {
     struct ps_error err = {0};
     int64_t since = -1;
-    const char *text = header(request, "Last-Event-ID"); /* set by browsers that come again; newer than the address */
+    const char *text =
+        header(request, "Last-Event-ID"); /* set by browsers that come again; newer than the address */
     if (!text)
         text = argument(request, "since");
     if (text && *text && ps_parse_int64(text, 0, INT64_MAX, &since))
-        return fail_as(request, MHD_HTTP_BAD_REQUEST, "INVALID_ARGUMENT", "since: the id of an event is wanted");
+        return fail_as(request, MHD_HTTP_BAD_REQUEST, "INVALID_ARGUMENT",
+                       "since: the id of an event is wanted");
     struct MHD_Response *response;
     if (head) {
         response = MHD_create_response_from_buffer(0, (void *)"", MHD_RESPMEM_PERSISTENT);
     } else {
-        if (ps_http_reader_open(request->http->stream, since < 0 ? PS_STREAM_NOW : (uint64_t)since, park, wake,
-                                request, &request->reader, &err) < 0)
+        if (ps_http_reader_open(request->http->stream, since < 0 ? PS_STREAM_NOW : (uint64_t)since, park,
+                                wake, request, &request->reader, &err) < 0)
             return fail(request, &err);
-        response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_events, request, NULL);
+        response =
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_events, request, NULL);
     }
     if (!response)
         return MHD_NO;
@@ -380,7 +390,8 @@ static enum MHD_Result serve_metrics(struct request *request)
     struct ps_error err = {0};
     struct ps_buf buf = PS_BUF_INIT(METRICS_MAX);
     size_t size = 0;
-    if (ps_web_metrics(request->http->service, ps_http_stream_readers(request->http->stream), &buf, &err) < 0) {
+    if (ps_web_metrics(request->http->service, ps_http_stream_readers(request->http->stream), &buf, &err) <
+        0) {
         ps_buf_done(&buf);
         return fail(request, &err);
     }
@@ -409,14 +420,16 @@ static enum MHD_Result route(struct request *request, const char *url, const cha
     if (!host)
         return fail_as(request, MHD_HTTP_BAD_REQUEST, "INVALID_ARGUMENT", "the Host header is missing");
     if (!ps_http_host_ok(host, http->bound, (const char *const *)http->allowed, http->allowed_count))
-        return fail_as(request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
-                       "this name is not one of the sidecar's; add it with --http-allow-host if it should be");
+        return fail_as(
+            request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
+            "this name is not one of the sidecar's; add it with --http-allow-host if it should be");
     if (request->too_long)
         return fail_as(request, MHD_HTTP_URI_TOO_LONG, "INVALID_ARGUMENT", "the address is too long");
     if (request->has_nul)
         return fail_as(request, MHD_HTTP_NOT_FOUND, "NOT_FOUND", "there is no such page");
     if (!head && strcmp(method, MHD_HTTP_METHOD_GET) != 0 && !(post && session)) {
-        struct MHD_Response *response = error_response("UNIMPLEMENTED", "only GET and HEAD are answered here");
+        struct MHD_Response *response =
+            error_response("UNIMPLEMENTED", "only GET and HEAD are answered here");
         if (response)
             add(response, "Allow", session ? "GET, HEAD, POST" : "GET, HEAD");
         return queue(request, MHD_HTTP_METHOD_NOT_ALLOWED, response);
@@ -444,8 +457,8 @@ static enum MHD_Result route(struct request *request, const char *url, const cha
 }
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url,
-                                  const char *method, const char *version, const char *upload, size_t *upload_size,
-                                  void **request_context)
+                                  const char *method, const char *version, const char *upload,
+                                  size_t *upload_size, void **request_context)
 {
     (void)context;
     (void)version;
@@ -534,7 +547,8 @@ static int open_listener(const char *text, char *host, size_t host_size, int *re
     char service[16];
     snprintf(service, sizeof service, "%d", port);
     bool every = !*host;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list = NULL;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *list = NULL;
     int failed = getaddrinfo(every ? "::" : host, service, &hints, &list);
     if (failed && every)
         failed = getaddrinfo("0.0.0.0", service, &hints, &list);
@@ -631,11 +645,13 @@ int ps_http_start(const struct ps_http_config *config, struct ps_http **ret_http
     http->daemon = MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
             (http->tls_cert ? (unsigned)MHD_USE_TLS : 0u),
-        0, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
-        MHD_OPTION_THREAD_POOL_SIZE, threads, MHD_OPTION_CONNECTION_LIMIT, connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADERS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_NOTIFY_COMPLETED,
-        on_completed, NULL, http->tls_cert ? MHD_OPTION_ARRAY : MHD_OPTION_END, tls, MHD_OPTION_END);
+        0, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET,
+        fd, MHD_OPTION_THREAD_POOL_SIZE, threads, MHD_OPTION_CONNECTION_LIMIT, connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADERS_MAX, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_S, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, http->tls_cert ? MHD_OPTION_ARRAY : MHD_OPTION_END,
+        tls, MHD_OPTION_END);
+    fd = -1; /* the daemon's, and on failure already closed by it */
     if (!http->daemon) {
         rc = http->tls_cert ? ps_fail(err, PS_INVALID_ARGUMENT,
                                       "the HTTP server does not start: check the TLS certificate and key")
@@ -660,7 +676,8 @@ struct ps_http *ps_http_free(struct ps_http *http)
 {
     if (!http)
         return NULL;
-    /* No connection may be suspended when the daemon stops: stop wakes every parked reader and lets none park. */
+    /* No connection may be suspended when the daemon stops: stop wakes every parked reader and lets none
+     * park. */
     if (http->stream)
         ps_http_stream_stop(http->stream);
     if (http->daemon)

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 enum ps_range {
-    PS_RANGE_NONE,          /* no header, another unit, several ranges, bad syntax: send everything with 200 */
-    PS_RANGE_ONE,           /* 206 with what was asked */
+    PS_RANGE_NONE, /* no header, another unit, several ranges, bad syntax: send everything with 200 */
+    PS_RANGE_ONE,  /* 206 with what was asked */
     PS_RANGE_UNSATISFIABLE, /* 416 */
 };
 /* header may be NULL. For PS_RANGE_ONE *ret_first and *ret_count (at least 1) lie within size. */

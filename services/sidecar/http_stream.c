@@ -10,11 +10,11 @@
 #include <time.h>
 
 enum {
-    RING = 512,              /* messages kept */
-    HUB_CAPACITY = 4096,     /* events that may wait for the pump */
-    MESSAGE_MAX = 1 << 20,   /* bytes */
-    REPLAY_AT_ONCE = 256,    /* events of the store in one message */
-    REPLAY_MOST = 10000,     /* further behind: the reader is told to start afresh */
+    RING = 512,            /* messages kept */
+    HUB_CAPACITY = 4096,   /* events that may wait for the pump */
+    MESSAGE_MAX = 1 << 20, /* bytes */
+    REPLAY_AT_ONCE = 256,  /* events of the store in one message */
+    REPLAY_MOST = 10000,   /* further behind: the reader is told to start afresh */
 };
 
 struct message {
@@ -47,7 +47,8 @@ struct ps_http_stream {
     pthread_t pump;
     bool pump_started;
 
-    pthread_mutex_t signal_lock; /* guards signalled; taken by the hub's wake, so nothing is called under it */
+    pthread_mutex_t
+        signal_lock; /* guards signalled; taken by the hub's wake, so nothing is called under it */
     pthread_cond_t signal;
     bool signalled;
 
@@ -213,8 +214,8 @@ static void *pump_main(void *context)
     return NULL;
 }
 
-int ps_http_stream_start(struct ps_service *service, struct ps_web_api *api, double heartbeat_s, size_t max_readers,
-                         struct ps_http_stream **ret_stream, struct ps_error *err)
+int ps_http_stream_start(struct ps_service *service, struct ps_web_api *api, double heartbeat_s,
+                         size_t max_readers, struct ps_http_stream **ret_stream, struct ps_error *err)
 {
     struct ps_http_stream *s = calloc(1, sizeof *s);
     if (!s)
@@ -297,8 +298,9 @@ int ps_http_reader_open(struct ps_http_stream *s, uint64_t since, void (*park)(v
         bool stopping = s->stopping;
         pthread_mutex_unlock(&s->lock);
         free(r);
-        return stopping ? ps_fail(err, PS_UNAVAILABLE, "the sidecar is shutting down")
-                        : ps_fail(err, PS_UNAVAILABLE, "too many event streams are open; close some dashboards");
+        return stopping
+                   ? ps_fail(err, PS_UNAVAILABLE, "the sidecar is shutting down")
+                   : ps_fail(err, PS_UNAVAILABLE, "too many event streams are open; close some dashboards");
     }
     r->cursor = since == PS_STREAM_NOW ? s->newest : since;
     r->link = &s->readers;
@@ -371,7 +373,8 @@ ssize_t ps_http_reader_read(struct ps_http_reader *r, char *data, size_t size)
         } else if (r->cursor > s->newest) { /* events of another store */
             uint64_t newest = s->newest;
             char text[64];
-            int length = snprintf(text, sizeof text, "id: %llu\nevent: reset\ndata: {}\n\n", (unsigned long long)newest);
+            int length = snprintf(text, sizeof text, "id: %llu\nevent: reset\ndata: {}\n\n",
+                                  (unsigned long long)newest);
             r->current = message_new(text, (size_t)length, newest);
             r->cursor = newest;
         } else if (r->cursor < s->floor) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "services/sidecar/web_api.h"
 
+#include "paramsync_version.h"
 #include "services/base/clock.h"
 #include "services/base/text.h"
-#include "paramsync_version.h"
 #include "services/compare/compare.h"
 
 #include <math.h>
@@ -13,8 +13,8 @@
 
 enum { COMPARE_MAX = 32, CACHE_SLOTS = 4096 };
 
-/* Time to target of a run as it stood at updated_ns: it is read for every row of a list, and finished runs, which most
- * are, never change. */
+/* Time to target of a run as it stood at updated_ns: it is read for every row of a list, and finished runs,
+ * which most are, never change. */
 struct cached {
     char id[PS_RUN_ID_SIZE];
     int64_t updated_ns;
@@ -78,7 +78,8 @@ static json_t *instant(int64_t ns)
 
 static void put(json_t *object, const char *key, json_t *value)
 {
-    /* A value that could not be made is out of memory: leaving the field out would be read as something else. */
+    /* A value that could not be made is out of memory: leaving the field out would be read as something else.
+     */
     if (!value || json_object_set_new(object, key, value))
         json_object_set_new(object, "incomplete", json_true());
 }
@@ -175,8 +176,8 @@ static const char *parameter(const struct ps_web_request *request, const char *n
     return value && *value ? value : NULL;
 }
 
-static int whole(const struct ps_web_request *request, const char *name, int64_t min, int64_t max, int64_t fallback,
-                 int64_t *ret_value, struct ps_error *err)
+static int whole(const struct ps_web_request *request, const char *name, int64_t min, int64_t max,
+                 int64_t fallback, int64_t *ret_value, struct ps_error *err)
 {
     const char *text = parameter(request, name);
     if (!text) {
@@ -194,7 +195,8 @@ static int target_of(const struct ps_web_request *request, double *ret_target, s
     const char *text = parameter(request, "target");
     double target = PS_WEB_TARGET;
     if (text && (ps_parse_double(text, &target) || !(target > 0 && target <= 1)))
-        return ps_fail(err, PS_INVALID_ARGUMENT, "target: an accuracy above 0 and up to 1 is wanted, such as 0.8");
+        return ps_fail(err, PS_INVALID_ARGUMENT,
+                       "target: an accuracy above 0 and up to 1 is wanted, such as 0.8");
     *ret_target = target;
     return 0;
 }
@@ -240,7 +242,8 @@ static json_t *run_json(struct ps_web_api *api, const struct ps_run *run, double
     return o;
 }
 
-static int list_runs(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret, struct ps_error *err)
+static int list_runs(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret,
+                     struct ps_error *err)
 {
     double target;
     int64_t limit;
@@ -262,8 +265,9 @@ static int list_runs(struct ps_web_api *api, const struct ps_web_request *reques
         snprintf(name, sizeof name, "%.*s", (int)(length < sizeof name ? length : sizeof name - 1), at);
         int state = length < sizeof name ? ps_run_state_from_name(name) : 0;
         if (!state || query.state_count == sizeof states / sizeof *states)
-            return ps_fail(err, PS_INVALID_ARGUMENT,
-                           "state: one or more of created, running, finished, failed, killed, lost is wanted");
+            return ps_fail(
+                err, PS_INVALID_ARGUMENT,
+                "state: one or more of created, running, finished, failed, killed, lost is wanted");
         states[query.state_count++] = state;
         at += length + (at[length] == ',');
     }
@@ -336,8 +340,9 @@ static int get_run(struct ps_web_api *api, const char *id, const struct ps_web_r
 
 static json_t *epochs_json(const struct ps_epoch_list *list)
 {
-    static const char *const names[] = {"attempt", "epoch", "step", "train_loss", "val_loss", "accuracy", "lr",
-                                        "samples_per_s", "elapsed_s", "train_s", "eval_s", "correct", "counted"};
+    static const char *const names[] = {"attempt",  "epoch",   "step",          "train_loss", "val_loss",
+                                        "accuracy", "lr",      "samples_per_s", "elapsed_s",  "train_s",
+                                        "eval_s",   "correct", "counted"};
     enum { COLUMNS = sizeof names / sizeof *names };
     json_t *column[COLUMNS], *o = json_object();
     for (size_t c = 0; c < COLUMNS; c++)
@@ -345,12 +350,10 @@ static json_t *epochs_json(const struct ps_epoch_list *list)
     for (size_t i = 0; i < list->count; i++) {
         const struct ps_epoch *e = &list->epochs[i];
         json_t *const values[COLUMNS] = {
-            json_integer(e->attempt),           json_integer(e->epoch),
-            number_u64(e->step),                ps_web_number(e->train_loss),
-            maybe(!e->no_eval, e->val_loss),    maybe(!e->no_eval, e->accuracy),
-            ps_web_number(e->lr),               ps_web_number(e->samples_per_s),
-            ps_web_number(e->elapsed_s),        ps_web_number(e->train_s),
-            ps_web_number(e->eval_s),           json_integer(e->correct),
+            json_integer(e->attempt),     json_integer(e->epoch),          number_u64(e->step),
+            ps_web_number(e->train_loss), maybe(!e->no_eval, e->val_loss), maybe(!e->no_eval, e->accuracy),
+            ps_web_number(e->lr),         ps_web_number(e->samples_per_s), ps_web_number(e->elapsed_s),
+            ps_web_number(e->train_s),    ps_web_number(e->eval_s),        json_integer(e->correct),
             json_integer(e->counted),
         };
         for (size_t c = 0; c < COLUMNS; c++)
@@ -381,8 +384,8 @@ static json_t *series_json(const struct ps_series *series)
     return o;
 }
 
-static int get_series(struct ps_web_api *api, const char *id, const struct ps_web_request *request, json_t **ret,
-                      struct ps_error *err)
+static int get_series(struct ps_web_api *api, const char *id, const struct ps_web_request *request,
+                      json_t **ret, struct ps_error *err)
 {
     const char *name = parameter(request, "name");
     int64_t rank, from, to, points, all;
@@ -437,7 +440,8 @@ static int get_checkpoints(struct ps_web_api *api, const char *id, json_t **ret,
     if (rc < 0)
         return rc;
     struct ps_checkpoint_selector selector = {.which = PS_CHECKPOINT_BEST};
-    bool has_best = list.count && ps_store_get_checkpoint(api->service->store, id, &selector, &best, NULL) == 0;
+    bool has_best =
+        list.count && ps_store_get_checkpoint(api->service->store, id, &selector, &best, NULL) == 0;
     json_t *o = json_object(), *array = json_array();
     for (size_t i = 0; i < list.count; i++) {
         const struct ps_checkpoint *c = &list.checkpoints[i];
@@ -451,8 +455,9 @@ static int get_checkpoints(struct ps_web_api *api, const char *id, json_t **ret,
         put_text(one, "sha256", c->sha256);
         put(one, "accuracy", maybe(c->has_accuracy, c->accuracy));
         put(one, "created_at", instant(c->created_ns));
-        put(one, "best", json_boolean(has_best && c->epoch == best.epoch && c->attempt == best.attempt &&
-                                      !strcmp(c->sha256, best.sha256)));
+        put(one, "best",
+            json_boolean(has_best && c->epoch == best.epoch && c->attempt == best.attempt &&
+                         !strcmp(c->sha256, best.sha256)));
         json_array_append_new(array, one);
     }
     put(o, "checkpoints", array);
@@ -462,8 +467,8 @@ static int get_checkpoints(struct ps_web_api *api, const char *id, json_t **ret,
     return 0;
 }
 
-static int get_ranks(struct ps_web_api *api, const char *id, const struct ps_web_request *request, json_t **ret,
-                     struct ps_error *err)
+static int get_ranks(struct ps_web_api *api, const char *id, const struct ps_web_request *request,
+                     json_t **ret, struct ps_error *err)
 {
     int64_t attempt;
     struct ps_rank_list list = {0};
@@ -505,8 +510,8 @@ static json_t *event_json(const struct ps_event *event)
     return o;
 }
 
-static int get_events(struct ps_web_api *api, const char *id, const struct ps_web_request *request, json_t **ret,
-                      struct ps_error *err)
+static int get_events(struct ps_web_api *api, const char *id, const struct ps_web_request *request,
+                      json_t **ret, struct ps_error *err)
 {
     int64_t since, limit;
     struct ps_event_list list = {0};
@@ -632,7 +637,8 @@ static json_t *row_json(const struct ps_compare_run *run, const struct ps_compar
     return o;
 }
 
-static int compare(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret, struct ps_error *err)
+static int compare(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret,
+                   struct ps_error *err)
 {
     double target;
     int rc = target_of(request, &target, err);
@@ -665,7 +671,8 @@ static int compare(struct ps_web_api *api, const struct ps_web_request *request,
         rc = ps_fail(err, PS_INVALID_ARGUMENT, "runs: two or more run ids are wanted, separated by commas");
         goto done;
     }
-    /* The reference is the one asked for, else the first that was recorded: a published result measures nothing. */
+    /* The reference is the one asked for, else the first that was recorded: a published result measures
+     * nothing. */
     const char *baseline = parameter(request, "baseline");
     size_t reference = count;
     for (size_t i = 0; i < count && reference == count; i++)

@@ -24,8 +24,8 @@ struct ps_web_request {
 int ps_web_api_get(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret_json,
                    struct ps_error *err);
 
-/* An event as one server-sent message ("id: ...\nevent: run\ndata: ...\n\n"), with the run as it stands now unless
- * with_run is false. */
+/* An event as one server-sent message ("id: ...\nevent: run\ndata: ...\n\n"), with the run as it stands now
+ * unless with_run is false. */
 int ps_web_api_event(struct ps_web_api *api, const struct ps_event *event, bool with_run, struct ps_buf *out,
                      struct ps_error *err);
 

@@ -32,13 +32,15 @@ int ps_web_metrics(struct ps_service *service, size_t streams, struct ps_buf *ou
         return rc;
     ps_buf_puts(out, "# HELP paramsync_runs Runs by state.\n# TYPE paramsync_runs gauge\n");
     for (int state = PS_RUN_CREATED; state <= PS_RUN_LOST; state++)
-        ps_buf_printf(out, "paramsync_runs{state=\"%s\"} %" PRIu64 "\n", ps_run_state_name(state), s.runs[state]);
+        ps_buf_printf(out, "paramsync_runs{state=\"%s\"} %" PRIu64 "\n", ps_run_state_name(state),
+                      s.runs[state]);
     metric(out, "paramsync_epochs", "gauge", "Epoch reports stored.", s.epochs);
     metric(out, "paramsync_series", "gauge", "Step series stored.", s.series);
     metric(out, "paramsync_checkpoints", "gauge", "Checkpoints in the catalogue.", s.checkpoints);
     metric(out, "paramsync_blobs", "gauge", "Checkpoint files, each content once.", s.blobs);
     metric(out, "paramsync_blob_bytes", "gauge", "Bytes of checkpoint files.", s.blob_bytes);
-    metric(out, "paramsync_points_stored_total", "counter", "Step points stored since the start.", s.points_stored);
+    metric(out, "paramsync_points_stored_total", "counter", "Step points stored since the start.",
+           s.points_stored);
     metric(out, "paramsync_batches_replayed_total", "counter",
            "Batches that came again and were not stored twice, since the start.", s.batches_replayed);
     metric(out, "paramsync_store_commits_total", "counter", "Transactions since the start.", s.commits);
@@ -49,9 +51,10 @@ int ps_web_metrics(struct ps_service *service, size_t streams, struct ps_buf *ou
     metric(out, "paramsync_store_bytes", "gauge", "Size of the database file.", s.file_bytes);
     metric(out, "paramsync_store_wal_bytes", "gauge", "Size of the write-ahead log.", s.wal_bytes);
     metric(out, "paramsync_store_disk_full", "gauge", "1 while writes fail for want of space.", s.disk_full);
-    metric(out, "paramsync_watchers", "gauge", "Subscriptions to the event hub.", ps_hub_subscribers(service->hub));
-    metric(out, "paramsync_watchers_cut_off_total", "counter", "Subscriptions that were too slow, since the start.",
-           ps_hub_cut_off(service->hub));
+    metric(out, "paramsync_watchers", "gauge", "Subscriptions to the event hub.",
+           ps_hub_subscribers(service->hub));
+    metric(out, "paramsync_watchers_cut_off_total", "counter",
+           "Subscriptions that were too slow, since the start.", ps_hub_cut_off(service->hub));
     metric(out, "paramsync_event_streams", "gauge", "Dashboards that listen now.", streams);
     metric(out, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
     ps_buf_printf(out,

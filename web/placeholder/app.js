@@ -1,0 +1,1 @@
+/* The dashboard was left out of this build. */
