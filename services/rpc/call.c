@@ -391,7 +391,7 @@ int ps_rpc_set_trailer(struct ps_rpc_call *call, const char *key, const char *va
     /* The core keeps a reference to the value until it is sent: it must be a copy. */
     grpc_slice key_slice = grpc_slice_from_copied_string(key);
     grpc_slice value_slice = grpc_slice_from_copied_string(value);
-    bool legal = *key && grpc_header_key_is_legal(key_slice) && strncmp(key, "grpc-", 5) &&
+    bool legal = *key && grpc_header_key_is_legal(key_slice) && strncmp(key, "grpc-", 5) != 0 &&
                  (grpc_is_binary_header(key_slice) || grpc_header_nonbin_value_is_legal(value_slice));
     struct ps_rpc_trailer *trailer = legal ? calloc(1, sizeof *trailer) : NULL;
     if (!trailer) {

@@ -4,6 +4,7 @@
 #include "services/rpc/core.h"
 
 #include "services/base/log.h"
+#include "services/base/pem.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -85,7 +86,7 @@ static int make_credentials(const struct ps_rpc_channel_config *config, grpc_cha
                        "TLS needs the authority (CA) that signed the server's certificate");
     if (!config->tls_cert != !config->tls_key)
         return ps_fail(err, PS_INVALID_ARGUMENT, "a client certificate and its private key go together");
-    int code = ps_rpc_check_pem(config->tls_cert, config->tls_key, config->tls_ca, err);
+    int code = ps_check_pem(config->tls_cert, config->tls_key, config->tls_ca, err);
     if (code < 0)
         return code;
     grpc_ssl_pem_key_cert_pair pair = {.private_key = config->tls_key, .cert_chain = config->tls_cert};

@@ -73,8 +73,4 @@ grpc_slice ps_rpc_details_slice(const char *text, size_t max);
 /* A NUL-terminated copy in new memory, or NULL. */
 char *ps_rpc_slice_text(grpc_slice slice);
 
-/* Names which PEM text is bad: each is parsed, and the key compared with the certificate. NULL texts are
- * skipped. */
-int ps_rpc_check_pem(const char *cert, const char *key, const char *ca, struct ps_error *err);
-
 #endif

@@ -278,7 +278,7 @@ int ps_rpc_descriptors_check(const struct ps_rpc_descriptors *set, const struct 
         if (want->kind != have->kind)
             return ps_fail(err, PS_INVALID_ARGUMENT, "method table: %s is %s in the .proto file, not %s",
                            have->path, kind_name(want->kind), kind_name(have->kind));
-        if (strcmp(want->input, have->request->name) || strcmp(want->output, have->response->name))
+        if (strcmp(want->input, have->request->name) != 0 || strcmp(want->output, have->response->name) != 0)
             return ps_fail(err, PS_INVALID_ARGUMENT,
                            "method table: %s takes %s and returns %s in the .proto file, "
                            "not %s and %s",

@@ -33,7 +33,7 @@ int ps_rpc_reflection_init(struct ps_rpc_reflection *reflection, const struct ps
         /* What cannot be described is not listed: clients ask for the file of every name they are given. */
         bool listed = ps_rpc_descriptors_symbol(descriptors, name) != NULL;
         for (size_t j = 0; j < reflection->count && listed; j++)
-            listed = strcmp(reflection->services[j], name) != 0;
+            listed = !reflection->services[j] || strcmp(reflection->services[j], name) != 0;
         if (listed)
             reflection->services[reflection->count++] = name;
         else
@@ -50,15 +50,15 @@ void ps_rpc_reflection_done(struct ps_rpc_reflection *reflection)
     free(reflection->services);
 }
 
-static int answer_error(struct ps_rpc_call *call, Response *response, int code, char *text,
+static int answer_error(struct ps_rpc_call *call, Response response, int code, char *text,
                         struct ps_error *err)
 {
     Grpc__Reflection__V1alpha__ErrorResponse error = GRPC__REFLECTION__V1ALPHA__ERROR_RESPONSE__INIT;
     error.error_code = ps_code_to_grpc(code);
     error.error_message = text;
-    response->message_response_case = ANSWERED(ERROR_RESPONSE);
-    response->error_response = &error;
-    return ps_rpc_send(call, &response->base, err);
+    response.message_response_case = ANSWERED(ERROR_RESPONSE);
+    response.error_response = &error;
+    return ps_rpc_send(call, &response.base, err);
 }
 
 /* Puts file and all that it imports into list, each once. */
@@ -77,12 +77,12 @@ static void collect(const struct ps_rpc_descriptors *set, const struct ps_rpc_fi
         }
 }
 
-static int answer_file(struct ps_rpc_call *call, Response *response, const struct ps_rpc_descriptors *set,
+static int answer_file(struct ps_rpc_call *call, Response response, const struct ps_rpc_descriptors *set,
                        const struct ps_rpc_file *file, struct ps_error *err)
 {
     if (!file)
         return answer_error(call, response, PS_NOT_FOUND, "not known here", err);
-    const struct ps_rpc_file **list = calloc(set->file_count, sizeof *list);
+    const struct ps_rpc_file **list = calloc(set->file_count, sizeof(void *));
     ProtobufCBinaryData *bytes = calloc(set->file_count, sizeof *bytes);
     size_t count = 0;
     int code;
@@ -94,9 +94,9 @@ static int answer_file(struct ps_rpc_call *call, Response *response, const struc
             GRPC__REFLECTION__V1ALPHA__FILE_DESCRIPTOR_RESPONSE__INIT;
         files.n_file_descriptor_proto = count;
         files.file_descriptor_proto = bytes;
-        response->message_response_case = ANSWERED(FILE_DESCRIPTOR_RESPONSE);
-        response->file_descriptor_response = &files;
-        code = ps_rpc_send(call, &response->base, err);
+        response.message_response_case = ANSWERED(FILE_DESCRIPTOR_RESPONSE);
+        response.file_descriptor_response = &files;
+        code = ps_rpc_send(call, &response.base, err);
     } else {
         code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     }
@@ -105,12 +105,12 @@ static int answer_file(struct ps_rpc_call *call, Response *response, const struc
     return code;
 }
 
-static int answer_services(struct ps_rpc_call *call, Response *response,
+static int answer_services(struct ps_rpc_call *call, Response response,
                            const struct ps_rpc_reflection *reflection, struct ps_error *err)
 {
     typedef Grpc__Reflection__V1alpha__ServiceResponse Service;
     Service *services = calloc(reflection->count + 1, sizeof *services);
-    Service **pointers = calloc(reflection->count + 1, sizeof *pointers);
+    Service **pointers = calloc(reflection->count + 1, sizeof(void *));
     int code;
     if (services && pointers) {
         for (size_t i = 0; i < reflection->count; i++) {
@@ -122,9 +122,9 @@ static int answer_services(struct ps_rpc_call *call, Response *response,
             GRPC__REFLECTION__V1ALPHA__LIST_SERVICE_RESPONSE__INIT;
         list.n_service = reflection->count;
         list.service = pointers;
-        response->message_response_case = ANSWERED(LIST_SERVICES_RESPONSE);
-        response->list_services_response = &list;
-        code = ps_rpc_send(call, &response->base, err);
+        response.message_response_case = ANSWERED(LIST_SERVICES_RESPONSE);
+        response.list_services_response = &list;
+        code = ps_rpc_send(call, &response.base, err);
     } else {
         code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     }
@@ -142,19 +142,18 @@ static int answer(struct ps_rpc_call *call, Request *request, const struct ps_rp
     response.original_request = request;
     switch (request->message_request_case) {
     case ASKED(LIST_SERVICES):
-        return answer_services(call, &response, reflection, err);
+        return answer_services(call, response, reflection, err);
     case ASKED(FILE_BY_FILENAME):
-        return answer_file(call, &response, set, ps_rpc_descriptors_file(set, request->file_by_filename),
-                           err);
+        return answer_file(call, response, set, ps_rpc_descriptors_file(set, request->file_by_filename), err);
     case ASKED(FILE_CONTAINING_SYMBOL):
-        return answer_file(call, &response, set,
+        return answer_file(call, response, set,
                            ps_rpc_descriptors_symbol(set, request->file_containing_symbol), err);
     case ASKED(FILE_CONTAINING_EXTENSION): /* proto3 has none */
-        return answer_error(call, &response, PS_NOT_FOUND, "no extensions here", err);
+        return answer_error(call, response, PS_NOT_FOUND, "no extensions here", err);
     case ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE): {
         const char *name = request->all_extension_numbers_of_type;
         if (!ps_rpc_descriptors_symbol(set, name))
-            return answer_error(call, &response, PS_NOT_FOUND, "not known here", err);
+            return answer_error(call, response, PS_NOT_FOUND, "not known here", err);
         Grpc__Reflection__V1alpha__ExtensionNumberResponse none =
             GRPC__REFLECTION__V1ALPHA__EXTENSION_NUMBER_RESPONSE__INIT;
         none.base_type_name = (char *)name;
@@ -163,7 +162,7 @@ static int answer(struct ps_rpc_call *call, Request *request, const struct ps_rp
         return ps_rpc_send(call, &response.base, err);
     }
     default:
-        return answer_error(call, &response, PS_INVALID_ARGUMENT, "the request asks for nothing", err);
+        return answer_error(call, response, PS_INVALID_ARGUMENT, "the request asks for nothing", err);
     }
 }
 

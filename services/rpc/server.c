@@ -3,6 +3,7 @@
 #include "services/rpc/server.h"
 
 #include "services/base/log.h"
+#include "services/base/pem.h"
 #include "services/base/text.h"
 
 #include <errno.h>
@@ -200,7 +201,7 @@ static int make_credentials(const struct ps_rpc_server_config *config, grpc_serv
     if (!config->tls_cert || !config->tls_key)
         return ps_fail(err, PS_INVALID_ARGUMENT, "TLS needs both a certificate and its private key");
     /* The library takes any text here and fails later without a reason. */
-    int code = ps_rpc_check_pem(config->tls_cert, config->tls_key, config->tls_ca, err);
+    int code = ps_check_pem(config->tls_cert, config->tls_key, config->tls_ca, err);
     if (code < 0)
         return code;
     grpc_ssl_pem_key_cert_pair pair = {.private_key = config->tls_key, .cert_chain = config->tls_cert};

@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0
- * PEM texts, looked at before the gRPC core gets them: it takes anything and fails later without a reason. */
-#include "services/rpc/core.h"
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "services/base/pem.h"
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
@@ -36,7 +35,7 @@ static int no_passphrase(char *buffer, int size, int writing, void *user)
     return -1;
 }
 
-int ps_rpc_check_pem(const char *cert, const char *key, const char *ca, struct ps_error *err)
+int ps_check_pem(const char *cert, const char *key, const char *ca, struct ps_error *err)
 {
     int code = 0;
     X509 *certificate = cert ? read_certificates(cert) : NULL;
