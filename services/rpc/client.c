@@ -121,6 +121,8 @@ int ps_rpc_channel_open(const struct ps_rpc_channel_config *config, struct ps_rp
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     pthread_mutex_init(&channel->lock, NULL);
     ps_rpc_cond_init(&channel->idle);
+    sigset_t signals;
+    ps_rpc_block_signals(&signals);
     ps_rpc_core_up();
     grpc_channel_credentials *credentials = NULL;
     channel->target = strdup(config->target);
@@ -156,6 +158,7 @@ int ps_rpc_channel_open(const struct ps_rpc_channel_config *config, struct ps_rp
     }
     if (credentials)
         grpc_channel_credentials_release(credentials);
+    ps_rpc_restore_signals(&signals);
     if (code < 0) {
         ps_rpc_channel_free(channel);
         return code;
@@ -259,9 +262,12 @@ int ps_rpc_unary(struct ps_rpc_channel *channel, const char *path, const Protobu
     ops[5].data.recv_status_on_client.status_details = &outcome.details;
     ops[5].data.recv_status_on_client.trailing_metadata = &outcome.trailing;
 
+    sigset_t signals;
+    ps_rpc_block_signals(&signals);
     grpc_call *call = create_call(channel, path, timeout_s);
     atomic_store_explicit(&unary.tag.fn, unary_done, memory_order_release);
     grpc_call_error error = grpc_call_start_batch(call, ops, 6, &unary.tag, NULL);
+    ps_rpc_restore_signals(&signals);
     int code;
     if (error == GRPC_CALL_OK) {
         pthread_mutex_lock(&unary.lock);
@@ -406,6 +412,8 @@ int ps_rpc_stream_open(struct ps_rpc_channel *channel, const char *path,
     ps_rpc_cond_init(&stream->changed);
     stream->refs = 1;
     stream->send_ok = true;
+    sigset_t signals;
+    ps_rpc_block_signals(&signals);
     stream->core = create_call(channel, path, timeout_s);
     pthread_mutex_lock(&channel->lock);
     channel->streams++;
@@ -422,6 +430,7 @@ int ps_rpc_stream_open(struct ps_rpc_channel *channel, const char *path,
     pthread_mutex_lock(&stream->lock);
     bool good = stream_start(stream, &status, 1, &stream->status_tag, stream_over) &&
                 stream_start(stream, open, 2, &stream->open_tag, stream_opened);
+    ps_rpc_restore_signals(&signals);
     if (!good) {
         stream_release_locked(stream);
         return ps_fail(err, PS_INTERNAL, "%s cannot be called", path);

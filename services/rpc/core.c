@@ -17,11 +17,16 @@ static void bridge_log(gpr_log_func_args *args)
     ps_log_debug("grpc %s:%d: %s", slash ? slash + 1 : args->file, args->line, args->message);
 }
 
-static void block_signals(sigset_t *ret_old)
+void ps_rpc_block_signals(sigset_t *ret_old)
 {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, ret_old);
+}
+
+void ps_rpc_restore_signals(const sigset_t *old)
+{
+    pthread_sigmask(SIG_SETMASK, old, NULL);
 }
 
 static void set_log_function(void)
@@ -34,9 +39,9 @@ void ps_rpc_core_up(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, set_log_function);
     sigset_t old;
-    block_signals(&old); /* the library's threads inherit this */
+    ps_rpc_block_signals(&old);
     grpc_init();
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    ps_rpc_restore_signals(&old);
 }
 
 void ps_rpc_core_down(void)
@@ -53,9 +58,9 @@ int ps_rpc_thread(pthread_t *ret, size_t stack_bytes, const char *name, void *(*
     if (stack_bytes)
         pthread_attr_setstacksize(&attr, stack_bytes);
     sigset_t old;
-    block_signals(&old);
+    ps_rpc_block_signals(&old);
     status = pthread_create(ret, &attr, run, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    ps_rpc_restore_signals(&old);
     pthread_attr_destroy(&attr);
     if (!status)
         pthread_setname_np(*ret, name);

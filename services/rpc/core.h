@@ -46,6 +46,11 @@ void ps_rpc_queue_stop(struct ps_rpc_queue *queue);
 void ps_rpc_core_up(void);
 void ps_rpc_core_down(void);
 
+/* Around whatever may make the library start a thread, now or for the first time: threads inherit the mask.
+ */
+void ps_rpc_block_signals(sigset_t *ret_old);
+void ps_rpc_restore_signals(const sigset_t *old);
+
 /* pthread_create with every signal blocked in the new thread. Returns 0 or an errno. */
 int ps_rpc_thread(pthread_t *ret, size_t stack_bytes, const char *name, void *(*run)(void *), void *arg);
 

@@ -337,6 +337,8 @@ int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc
     pthread_mutex_init(&server->health.lock, NULL);
     server->intercept = config->intercept;
     server->context = config->context;
+    sigset_t signals;
+    ps_rpc_block_signals(&signals);
     ps_rpc_core_up();
     int code = 0;
     for (int i = 0; i < PS_RPC_QUEUES && code == 0; i++)
@@ -351,6 +353,7 @@ int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc
         code = listen_all(server, config, err);
     if (code < 0) {
         ps_rpc_server_free(server);
+        ps_rpc_restore_signals(&signals);
         return code;
     }
     grpc_server_start(server->core);
@@ -359,6 +362,7 @@ int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc
         for (int j = 0; j < PS_RPC_QUEUES * POSTED; j++)
             post(&server->methods[i], &server->queues[j % PS_RPC_QUEUES]);
     pthread_mutex_unlock(&server->lock);
+    ps_rpc_restore_signals(&signals);
     ps_log_debug("rpc: gRPC core %s", grpc_version_string());
     *ret = server;
     return 0;
