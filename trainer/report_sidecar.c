@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The reporter of a build with services: libparamsync does the work, here its notices get to stderr. */
+#include "trainer/report.h"
+
+#include "services/base/log.h"
+#include "services/base/text.h"
+#include "services/client/paramsync.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ps_report {
+    struct paramsync_reporter *reporter; /* NULL: no reporting */
+};
+
+static void notice(void *context, const char *line)
+{
+    (void)context;
+    ps_log_notice("%s", line);
+}
+
+static int open_reporter(const struct ps_report_config *config, struct paramsync_reporter **ret_reporter,
+                         struct ps_error *err)
+{
+    struct paramsync_pair *pairs = calloc(config->config_count + 1, sizeof *pairs);
+    struct paramsync_error outer = {0};
+    if (!pairs)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    for (size_t i = 0; i < config->config_count; i++)
+        pairs[i] = (struct paramsync_pair){config->config[i].key, config->config[i].value};
+    struct paramsync_reporter_options options = {
+        .connection = {.address = config->sidecar,
+                       .token_file = config->token_file,
+                       .tls_ca = config->tls_ca,
+                       .tls_cert = config->tls_cert,
+                       .tls_key = config->tls_key},
+        .rank = (uint32_t)config->rank,
+        .run = {.name = config->run_name,
+                .resume = config->resume,
+                .world_size = (uint32_t)config->world_size,
+                .batch_per_rank = (uint32_t)config->batch_per_rank,
+                .epochs_planned = (uint32_t)config->epochs,
+                .model = config->model,
+                .dataset = config->dataset,
+                .dataset_hash = config->dataset_hash,
+                .device = config->device,
+                .commit = config->commit,
+                .config = pairs,
+                .config_count = config->config_count},
+        .run_id = config->rank == 0 ? NULL : config->run_id,
+        .attempt = config->attempt,
+        .notice = notice,
+    };
+    int code = paramsync_reporter_open(&options, ret_reporter, &outer);
+    free(pairs);
+    return code ? ps_fail(err, code, "%s", outer.message) : 0;
+}
+
+int ps_report_open(const struct ps_report_config *config, struct ps_report **ret, struct ps_error *err)
+{
+    bool reports = config->sidecar && *config->sidecar;
+    struct ps_report *report;
+    if (config->rank < 0 || config->world_size < 1 || config->batch_per_rank < 0 || config->epochs < 0)
+        return ps_fail(err, PS_INVALID_ARGUMENT,
+                       "reporter: rank, world size, batch and epochs must not be negative");
+    if (reports && config->rank == 0) {
+        int code = ps_check_run_name(config->run_name ? config->run_name : "", "--run", err);
+        if (code)
+            return code;
+    }
+    report = calloc(1, sizeof *report);
+    if (!report)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    if (reports && config->rank != 0 && !(config->run_id && *config->run_id)) {
+        /* Rank 0 will still create the run; its id cannot reach this process any more. */
+        ps_log_notice(
+            "the sidecar at %s had not answered when training began: rank %d's step points are not recorded",
+            config->sidecar, config->rank);
+        reports = false;
+    }
+    if (reports) {
+        int code = open_reporter(config, &report->reporter, err);
+        if (code) {
+            free(report);
+            return code;
+        }
+    }
+    *ret = report;
+    return 0;
+}
+
+void ps_report_run(struct ps_report *report, char ret_id[27], uint32_t *ret_attempt, char *ret_name,
+                   size_t name_size)
+{
+    if (report->reporter) {
+        paramsync_reporter_run(report->reporter, ret_id, ret_attempt, ret_name, name_size);
+        return;
+    }
+    ret_id[0] = '\0';
+    if (ret_attempt)
+        *ret_attempt = 0;
+    if (ret_name && name_size)
+        ret_name[0] = '\0';
+}
+
+void ps_report_epoch(struct ps_report *report, const struct ps_report_epoch *epoch)
+{
+    if (!report->reporter)
+        return;
+    struct paramsync_epoch copy = {.epoch = (uint32_t)epoch->epoch,
+                                   .train_loss = epoch->train_loss,
+                                   .val_loss = epoch->val_loss,
+                                   .accuracy = epoch->accuracy,
+                                   .lr = epoch->lr,
+                                   .samples_per_s = epoch->samples_per_s,
+                                   .elapsed_s = epoch->elapsed_s,
+                                   .train_s = epoch->train_s,
+                                   .eval_s = epoch->eval_s,
+                                   .step = (uint64_t)epoch->step,
+                                   .correct = (uint32_t)epoch->correct,
+                                   .counted = (uint32_t)epoch->counted,
+                                   .no_eval = epoch->no_eval};
+    paramsync_reporter_epoch(report->reporter, &copy);
+}
+
+void ps_report_point(struct ps_report *report, const char *name, int64_t step, double value, double elapsed_s)
+{
+    if (report->reporter)
+        paramsync_reporter_point(report->reporter, name, (uint64_t)step, value, elapsed_s);
+}
+
+void ps_report_checkpoint(struct ps_report *report, const char *path, const char *format, int epoch,
+                          int64_t step, double accuracy, bool has_accuracy)
+{
+    if (!report->reporter)
+        return;
+    struct paramsync_put put = {.path = path,
+                                .format = format,
+                                .epoch = (uint32_t)epoch,
+                                .step = (uint64_t)step,
+                                .accuracy = accuracy,
+                                .has_accuracy = has_accuracy};
+    paramsync_reporter_checkpoint(report->reporter, &put);
+}
+
+void ps_report_close(struct ps_report *report, const char *state, const char *reason, double timeout_s)
+{
+    if (!report)
+        return;
+    if (report->reporter) {
+        struct paramsync_error err = {0};
+        struct paramsync_reporter_stats stats;
+        int end = strcmp(state, "finished") == 0 ? PARAMSYNC_RUN_FINISHED
+                  : strcmp(state, "killed") == 0 ? PARAMSYNC_RUN_KILLED
+                                                 : PARAMSYNC_RUN_FAILED;
+        if (paramsync_reporter_close(report->reporter, end, reason, timeout_s, &stats, &err))
+            ps_log_warning("%s", err.message);
+        if (stats.points_dropped || stats.epochs_refused || stats.checkpoints_refused)
+            ps_log_warning("not recorded by the sidecar: %llu step points, %llu epochs, %llu checkpoints",
+                           (unsigned long long)stats.points_dropped, (unsigned long long)stats.epochs_refused,
+                           (unsigned long long)stats.checkpoints_refused);
+    }
+    free(report);
+}
