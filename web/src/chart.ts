@@ -16,11 +16,13 @@ export interface Line {
   style: number; // index into the palette
   dash?: readonly number[];
   faint?: boolean;
+  unlisted?: boolean; // not in the legend: another line of the same style is
   pointsOnly?: boolean;
 }
 
 export interface ChartSpec {
   title: string;
+  sub?: string;
   x: XKind;
   y: YKind;
   lines: Line[];
@@ -71,6 +73,7 @@ function formatY(kind: YKind, value: number): string {
 
 function axisY(kind: YKind, value: number, range: number): string {
   if (kind === "accuracy") return `${Number((value * 100).toFixed(range < 0.02 ? 2 : range < 0.2 ? 1 : 0))} %`;
+  if (kind === "rate") return rate(value);
   return significant(value);
 }
 
@@ -149,7 +152,7 @@ export class Chart {
   }
 
   private describe(): void {
-    replace(this.heading, this.spec.title);
+    replace(this.heading, this.spec.title, this.spec.sub && h("small", {}, ` · ${this.spec.sub}`));
     const parts = this.spec.lines.map((line) => {
       const last = line.y.length - 1;
       return last < 0 ? line.label : `${line.label} ${formatY(this.spec.y, line.y[last] ?? NaN)}`;
@@ -163,7 +166,7 @@ export class Chart {
     replace(this.legend, this.spec.lines.map((line) => {
       const value = h("span", { class: "legend-value" });
       this.values.push(value);
-      return h("span", { class: "legend-item" }, swatch(line.style, line.dash ?? dashOf(line.style)),
+      return !line.unlisted && h("span", { class: "legend-item" }, swatch(line.style, line.dash ?? dashOf(line.style)),
         !alone && h("span", { class: "legend-name", title: line.label }, line.label), value);
     }));
   }
@@ -260,7 +263,7 @@ export class Chart {
           size: 28,
           gap: 6,
           ...(spec.x === "elapsed"
-            ? { values: (u: uPlot, splits: number[]) => splits.map((v) => axisDuration(v, (u.scales["x"]?.max ?? 1) - (u.scales["x"]?.min ?? 0))), incrs: [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400] }
+            ? { space: 64, values: (u: uPlot, splits: number[]) => splits.map((v) => axisDuration(v, (u.scales["x"]?.max ?? 1) - (u.scales["x"]?.min ?? 0))), incrs: [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400] }
             : spec.x === "wall"
               ? { space: 70 }
               : { incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7], values: (_u: uPlot, splits: number[]) => splits.map((v) => (Number.isInteger(v) ? String(v) : "")) }),
@@ -276,12 +279,13 @@ export class Chart {
         {},
         ...(spec.lines.length ? spec.lines : [{ label: "", style: 0, x: [], y: [] } as Line]).map((line): uPlot.Series => {
           const color = lineColor(line.style);
-          const few = line.x.length <= 40;
+          const many = line.x.length > 400;
+          const few = line.x.length <= 12;
           return {
             label: line.label,
-            stroke: line.pointsOnly ? color : color,
-            width: line.pointsOnly ? 0 : line.faint ? 1.25 : 2,
-            dash: [...(line.dash ?? dashOf(line.style))],
+            stroke: color,
+            width: line.pointsOnly ? 0 : line.faint || many ? 1.25 : 2,
+            dash: many ? [] : [...(line.dash ?? dashOf(line.style))], // dashes in noise are only more noise
             points: { show: line.pointsOnly === true || (few && !line.faint), size: line.pointsOnly ? 10 : 5, fill: color, stroke: color },
             ...(line.pointsOnly ? { paths: () => null } : {}),
           };
@@ -298,6 +302,16 @@ export class Chart {
     const xs = this.plot?.data[0];
     if (!xs || xs.length < 2) return false;
     return min > (xs[0] ?? min) || max < (xs[xs.length - 1] ?? max);
+  }
+
+  private haloText(ctx: CanvasRenderingContext2D, text: string, x: number, y: number): void {
+    ctx.save();
+    ctx.strokeStyle = css("--panel");
+    ctx.lineWidth = 4 * (devicePixelRatio || 1);
+    ctx.lineJoin = "round";
+    ctx.strokeText(text, x, y);
+    ctx.restore();
+    ctx.fillText(text, x, y);
   }
 
   private overlay(u: uPlot): void {
@@ -320,7 +334,7 @@ export class Chart {
       ctx.fillStyle = text;
       ctx.textAlign = "left";
       ctx.textBaseline = "bottom";
-      ctx.fillText(threshold.label, bbox.left + 4 * ratio, y - 3 * ratio);
+      this.haloText(ctx, threshold.label, bbox.left + 4 * ratio, y - 3 * ratio);
     }
     for (const mark of this.marks) {
       const x = u.valToPos(mark.x, "x", true);
@@ -336,43 +350,33 @@ export class Chart {
       ctx.lineTo(x - r, y + r);
       ctx.stroke();
     }
-    let row = 0;
-    for (const mark of this.spec.endMarks ?? []) {
+    // The labels stand in rows below their marks, so that they never cover one another.
+    (this.spec.endMarks ?? []).forEach((mark, row) => {
       const right = bbox.left + bbox.width;
       const at = u.valToPos(mark.x, "x", true);
       const beyond = at > right + 1;
-      const x = beyond ? right - 7 * ratio : at;
-      const y = u.valToPos(mark.y, "y", true) + (beyond ? row++ * 18 * ratio : 0);
+      const x = beyond ? right - 9 * ratio : at;
+      const y = u.valToPos(mark.y, "y", true);
       const r = 6 * ratio;
       ctx.strokeStyle = lineColor(mark.style);
       ctx.fillStyle = css("--panel");
       ctx.lineWidth = 2 * ratio;
       ctx.beginPath();
-      if (beyond) {
-        ctx.moveTo(x - r, y - r);
-        ctx.lineTo(x + r, y);
-        ctx.lineTo(x - r, y + r);
-      } else {
-        ctx.moveTo(x, y - r);
-        ctx.lineTo(x + r, y);
-        ctx.lineTo(x, y + r);
-        ctx.lineTo(x - r, y);
-      }
+      ctx.moveTo(x, y - r);
+      ctx.lineTo(x + r, y);
+      ctx.lineTo(x, y + r);
+      ctx.lineTo(x - r, y);
       ctx.closePath();
       ctx.fill();
       ctx.stroke();
       ctx.fillStyle = text;
       ctx.textBaseline = "top";
-      ctx.textAlign = "right";
-      if (beyond) {
-        ctx.textBaseline = "middle";
-        ctx.fillText(mark.label, x - r - 5 * ratio, y + (row === 1 ? 10 * ratio : 10 * ratio));
-      } else {
-        const left = x - ctx.measureText(mark.label).width < bbox.left;
-        ctx.textAlign = left ? "left" : "right";
-        ctx.fillText(mark.label, left ? x - r : x + r, y + r + 4 * ratio);
-      }
-    }
+      const words = beyond ? `${mark.label} →` : mark.label;
+      const wide = ctx.measureText(words).width;
+      ctx.textAlign = "left";
+      const left = Math.min(Math.max(x - wide / 2, bbox.left + 4 * ratio), right - wide - 2 * ratio);
+      this.haloText(ctx, words, left, y + r + (4 + 17 * row) * ratio);
+    });
     ctx.restore();
   }
 }

@@ -153,21 +153,21 @@ export function comparePage(params: URLSearchParams): Page {
 
   function drawCharts(c: Comparison): void {
     const own = c.rows.filter((row) => !row.threshold_only && epochs.has(row.run_id));
-    const make = (x: "epoch" | "elapsed_s", y: (e: Epochs) => readonly (Num | null)[], suffix = "", faint = false): Line[] => own.map((row) => {
+    const make = (x: "epoch" | "elapsed_s", y: (e: Epochs) => readonly (Num | null)[], faint = false): Line[] => own.map((row) => {
       const e = epochs.get(row.run_id) as Epochs;
-      return { label: suffix ? `${row.name}, ${suffix}` : row.name, style: styleOf(row), faint, dash: dashOf(styleOf(row)), ...points(e[x].map(num), y(e).map(num)) };
+      return { label: faint ? `${row.name}, ${t("cmp_train")}` : row.name, style: styleOf(row), faint, unlisted: faint, dash: dashOf(styleOf(row)), ...points(e[x].map(num), y(e).map(num)) };
     });
     const endMarks = c.rows.filter((row) => row.threshold_only).map((row) => ({
       x: num(row.total_s) ?? NaN, y: num(row.best_accuracy) ?? NaN, style: styleOf(row),
-      label: `${label(row)}: ≥ ${percentShort(num(row.best_accuracy) ?? NaN)}, ${duration(row.total_s)}`,
+      label: `${label(row)}: ${duration(row.total_s)}`,
     }));
     const threshold = { y: c.target, label: `${t("cmp_target")} ${percentShort(c.target)}` };
     const acc = (e: Epochs): (Num | null)[] => e.accuracy;
     chart(curves, "acc-time", { title: t("cmp_acc_time"), x: "elapsed", y: "accuracy", lines: make("elapsed_s", acc), threshold, endMarks, group: "cmp-elapsed", height: 260 });
     chart(curves, "acc-epoch", { title: t("cmp_acc_epoch"), x: "epoch", y: "accuracy", lines: make("epoch", acc), threshold, group: "cmp-epoch", height: 260 });
-    const losses = (x: "epoch" | "elapsed_s"): Line[] => [...make(x, (e) => e.val_loss, t("cmp_val")), ...make(x, (e) => e.train_loss, t("cmp_train"), true)];
-    chart(curves, "loss-time", { title: t("cmp_loss_time"), x: "elapsed", y: "loss", lines: losses("elapsed_s"), group: "cmp-elapsed", height: 260 });
-    chart(curves, "loss-epoch", { title: t("cmp_loss_epoch"), x: "epoch", y: "loss", lines: losses("epoch"), group: "cmp-epoch", height: 260 });
+    const losses = (x: "epoch" | "elapsed_s"): Line[] => [...make(x, (e) => e.val_loss), ...make(x, (e) => e.train_loss, true)];
+    chart(curves, "loss-time", { title: t("cmp_loss_time"), sub: t("cmp_thick_thin"), x: "elapsed", y: "loss", lines: losses("elapsed_s"), group: "cmp-elapsed", height: 260 });
+    chart(curves, "loss-epoch", { title: t("cmp_loss_epoch"), sub: t("cmp_thick_thin"), x: "epoch", y: "loss", lines: losses("epoch"), group: "cmp-epoch", height: 260 });
     drawScaling(c, own);
   }
 

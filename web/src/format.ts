@@ -40,7 +40,7 @@ export function percentShort(x: number): string {
 export function rate(value: Num | null | undefined): string {
   const x = num(value);
   if (x === null || !Number.isFinite(x)) return fixed(value, 0);
-  return x >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : x.toFixed(x >= 100 ? 0 : 1);
+  return x === 0 ? "0" : x >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : x.toFixed(x >= 100 ? 0 : 1);
 }
 
 export function times(value: Num | null | undefined): string {

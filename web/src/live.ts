@@ -54,7 +54,8 @@ function lead(): void {
     };
     source.onopen = alive;
     source.addEventListener("ping", alive);
-    source.addEventListener("reset", () => {
+    source.addEventListener("reset", (message) => {
+      lastId = Number((message as MessageEvent<string>).lastEventId) || 0;
       deliver(null);
       share({ kind: "reset" });
     });

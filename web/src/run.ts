@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: progress, live curves, checkpoints, events, attempts, configuration.
 import { getCheckpoints, getEpochs, getEvents, getRun, getSeries } from "./api.ts";
-import { Chart, type ChartSpec, type Line, type XKind } from "./chart.ts";
+import { Chart, dashOf, type ChartSpec, type Line, type XKind } from "./chart.ts";
 import { h, replace, type Child } from "./dom.ts";
 import { absolute, bytes, DASH, duration, fixed, num, percent, percentShort, rate } from "./format.ts";
 import { t, word, type Key } from "./i18n.ts";
@@ -97,7 +97,8 @@ export function runPage(id: string, params: URLSearchParams): Page {
     controls.hidden = none;
     if (!epochs || none) return;
     const x = xs(axis, epochs);
-    const line = (label: Key, column: readonly (Num | null)[], style: number): Line => ({ label: t(label), style, ...points(x, column.map(num)) });
+    const line = (label: Key, column: readonly (Num | null)[], style: number): Line =>
+      ({ label: t(label), style, dash: style === 1 ? dashOf(1) : [], ...points(x, column.map(num)) });
     const common = { x: axis, group: `run-${axis}` };
     chart("loss", { ...common, title: t("loss"), y: "loss", log, lines: [line("train_loss", epochs.train_loss, 0), line("val_loss", epochs.val_loss, 1)] });
     chart("accuracy", { ...common, title: t("test_accuracy"), y: "accuracy", lines: [line("test_accuracy", epochs.accuracy, 2)] });
@@ -207,7 +208,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     const attempts = r.attempts ?? [];
     replace(attemptBox, scroller(t("attempts"), h("table", {},
       h("thead", {}, h("tr", {}, [t("attempt"), t("started"), t("elapsed"), t("world_size"), t("reason")].map((c) => h("th", { scope: "col" }, c)))),
-      h("tbody", {}, attempts.map((a) => h("tr", {}, h("td", { class: "n" }, a.attempt), h("td", {}, whenBoth(a.started_at)),
+      h("tbody", {}, attempts.map((a) => h("tr", {}, h("td", { class: "n" }, a.attempt), h("td", { class: "wrap" }, whenBoth(a.started_at)),
         h("td", { class: "n" }, duration(a.elapsed_s)), h("td", { class: "n" }, a.world_size), h("td", { class: "wrap" }, a.reason || DASH)))))));
     const rows: [string, string][] = [["id", r.id], ...(r.commit ? [["commit", r.commit] as [string, string]] : []),
       ...(r.dataset_hash ? [["dataset_hash", r.dataset_hash] as [string, string]] : []), ...(r.config ?? [])];

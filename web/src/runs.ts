@@ -21,10 +21,8 @@ let target = 0.8;
 
 const COLUMNS: readonly Column[] = [
   { id: "state", label: () => t("state"), class: "", key: (r) => STATES.indexOf(r.state), cell: (r) => badge(r.state) },
-  { id: "model", label: () => t("model"), class: "", key: (r) => r.model, cell: (r) => r.model || DASH },
-  { id: "dataset", label: () => t("dataset"), class: "wrap", key: (r) => r.dataset, cell: (r) => r.dataset || DASH },
-  { id: "world", label: () => t("world_size"), class: "n", key: (r) => r.world_size, cell: (r) => r.world_size },
-  { id: "device", label: () => t("device"), class: "clip", key: (r) => r.device, cell: (r) => h("span", { title: r.device }, r.device || DASH) },
+  { id: "model", label: () => `${t("model")}, ${t("dataset")}`, class: "two-line", key: (r) => `${r.model} ${r.dataset}`, cell: (r) => [r.model || DASH, h("small", { title: r.dataset }, r.dataset || DASH)] },
+  { id: "world", label: () => `${t("world_size")}, ${t("device")}`, class: "two-line", key: (r) => r.world_size, cell: (r) => [r.world_size, h("small", { title: r.device }, r.device || DASH)] },
   { id: "epoch", label: () => t("epoch"), class: "n", key: (r) => r.last_epoch, cell: epochCell },
   { id: "accuracy", label: () => t("accuracy"), class: "n", key: (r) => num(r.accuracy), cell: accuracyCell },
   { id: "loss", label: () => t("loss"), class: "n", key: (r) => num(r.val_loss ?? r.train_loss), cell: (r) => fixed(r.val_loss ?? r.train_loss, 4) },
