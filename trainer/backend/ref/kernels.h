@@ -182,16 +182,17 @@ static void K(bn_backward)(int n, int c, int hw, bool batch, const REAL *x, cons
     }
 }
 
+/* NaN passes, forward and backward, as in PyTorch: a broken weight must show in the loss. */
 static void K(relu_forward)(size_t count, const REAL *x, REAL *y)
 {
     for (size_t i = 0; i < count; i++)
-        y[i] = x[i] > 0 ? x[i] : 0;
+        y[i] = x[i] < 0 ? 0 : x[i];
 }
 
 static void K(relu_backward)(size_t count, const REAL *y, const REAL *dy, REAL *dx)
 {
     for (size_t i = 0; i < count; i++)
-        dx[i] += y[i] > 0 ? MUTATE(4, dy[i]) : 0;
+        dx[i] += y[i] <= 0 ? 0 : MUTATE(4, dy[i]);
 }
 
 /* chosen: where each maximum came from, for backward; the first of equals. */
@@ -207,7 +208,7 @@ static void K(max_pool_forward)(int planes, int h, int oh, const struct ps_op *o
                         int sy = oy * op->stride + ky - op->pad, sx = ox * op->stride + kx - op->pad;
                         if (sy < 0 || sy >= h || sx < 0 || sx >= h)
                             continue;
-                        if (best < 0 || x[sy * h + sx] > x[best])
+                        if (best < 0 || x[sy * h + sx] > x[best] || isnan(x[sy * h + sx]))
                             best = sy * h + sx;
                     }
                 *y++ = x[best];
