@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The training loop of one rank: epochs of steps, evaluation, checkpoints, the sample's printed lines. */
+#ifndef PARAMSYNC_TRAINER_LOOP_H
+#define PARAMSYNC_TRAINER_LOOP_H
+
+#include "services/base/error.h"
+#include "trainer/backend/backend.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/dataset.h"
+#include "trainer/dist/comm.h"
+#include "trainer/options.h"
+#include "trainer/report.h"
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Everything here outlives the loop and belongs to the caller. */
+struct ps_loop_config {
+    const struct ps_train_options *options;
+    const struct ps_dataset *data;
+    const struct ps_model *model;
+    const struct ps_backend_ops *ops;
+    struct ps_backend *backend; /* weights undefined; made for ps_loop_eval_batch images of evaluation */
+    struct ps_comm *comm;
+    struct ps_report *report;
+    struct ps_checkpoint *resume; /* rank 0, or NULL: start anew */
+    double lr;                    /* effective: at the schedule's peak */
+    int threads;
+    /* Not 0: a signal has asked to stop. Read between steps. */
+    const volatile sig_atomic_t *stop;
+};
+
+struct ps_loop_result {
+    int epochs_done; /* counted from the training's beginning, resumed ones included */
+    int64_t steps;
+    double accuracy, best_accuracy; /* of the last and best evaluation; negative: none */
+    int best_epoch;
+    double elapsed_s;
+};
+
+/* Images of one evaluation batch: the same on every rank and for every batch. */
+int ps_loop_eval_batch(const struct ps_train_options *options, const struct ps_dataset *data, int world_size);
+/* Batches of one rank's epoch; 0: nothing would be trained. */
+size_t ps_loop_batches(const struct ps_train_options *options, const struct ps_dataset *data, int world_size);
+
+/* Trains to the end. PS_CANCELLED after a signal; the message of a failure names step and rank where they
+ * matter. result is filled in any case. Collective: every rank calls it. */
+int ps_loop_run(const struct ps_loop_config *config, struct ps_loop_result *result, struct ps_error *err);
+
+/* Softmax cross-entropy and correct predictions of rows [count, classes], summed in double. For evaluation.
+ */
+void ps_loop_score(const float *logits, const int32_t *labels, int count, int classes, double *loss_sum,
+                   int64_t *correct);
+
+#endif

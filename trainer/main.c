@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * paramsync-train: one rank of a training job. Puts the parts together; the work is in loop.c. */
+#include "paramsync_version.h"
+#include "services/base/clock.h"
+#include "services/base/fs.h"
+#include "services/base/log.h"
+#include "trainer/dist/gloo.h"
+#include "trainer/dist/rendezvous.h"
+#include "trainer/dist/start.h"
+#include "trainer/loop.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    EXIT_USAGE = 2,
+    CONFIG_PAIRS = PS_TRAIN_OPTIONS_MAX + 16,
+    VALUE_SIZE = 256,
+    RUN_NAME_SIZE = 256,
+};
+static const double leave_s = 30;       /* rank 0 waits for the others' goodbye: they may still be testing */
+static const double grace_s = 1.2;      /* for the main thread to end after another rank's death */
+static const double last_report_s = 10; /* for the reporter's last records */
+static const double hasty_report_s = 0.5; /* the same when the job has failed */
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number)
+{
+    stop_signal = number; /* a second one ends the process: SA_RESETHAND */
+}
+
+/* What the watchdog's thread and the main thread share. */
+static struct {
+    pthread_mutex_t lock; /* guards ending */
+    pthread_cond_t changed;
+    bool ending; /* the main thread is on its way out and will say why */
+    int rank;
+} exit_gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void begin_ending(void)
+{
+    pthread_mutex_lock(&exit_gate.lock);
+    exit_gate.ending = true;
+    pthread_cond_broadcast(&exit_gate.changed);
+    pthread_mutex_unlock(&exit_gate.lock);
+}
+
+/* On the watchdog's thread: another rank has died. The main thread learns it from its next exchange; if it
+ * computes for longer than the grace, the process ends here. */
+static void on_failure(void *context, const char *reason)
+{
+    struct timespec until;
+    (void)context;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t ns = until.tv_nsec + (int64_t)(grace_s * 1e9);
+    until.tv_sec += ns / PS_NS_PER_S;
+    until.tv_nsec = ns % PS_NS_PER_S;
+    pthread_mutex_lock(&exit_gate.lock);
+    int waited = 0;
+    while (!exit_gate.ending && waited == 0)
+        waited = pthread_cond_timedwait(&exit_gate.changed, &exit_gate.lock, &until);
+    bool ending = exit_gate.ending;
+    pthread_mutex_unlock(&exit_gate.lock);
+    if (ending)
+        return;
+    fprintf(stderr, "paramsync-train: rank %d: %s\n", exit_gate.rank, reason);
+    _exit(1);
+}
+
+struct job {
+    struct ps_train_options options;
+    struct ps_launch launch;
+    struct ps_rendezvous *rendezvous;
+    struct ps_comm *comm;
+    struct ps_dataset *data;
+    struct ps_model *model;
+    const struct ps_backend_ops *ops;
+    struct ps_backend *backend;
+    struct ps_checkpoint *resume;
+    struct ps_report *report;
+    enum ps_precision precision;
+    char device[128];
+    int devices; /* cards on this node, 1 for CPUs */
+    int threads, local_rank;
+    double lr;
+    bool bad_input; /* the failure is a flag's or a file's: exit 2 */
+    char values[CONFIG_PAIRS][VALUE_SIZE], names[CONFIG_PAIRS][64];
+    struct ps_report_pair pairs[CONFIG_PAIRS];
+    size_t pair_count;
+};
+
+static int blame_input(struct job *job, int code)
+{
+    job->bad_input = code != 0;
+    return code;
+}
+
+static void warn_unknown(const char *flag)
+{
+    ps_log_warning("unknown flag %s is ignored", flag);
+}
+
+static int cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return CPU_COUNT(&set);
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int)n : 1;
+}
+
+/* ---- parts ---- */
+
+static int join(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    const struct ps_launch *launch = &job->launch;
+    int local_size = launch->local_size > 0 ? launch->local_size : 1;
+    job->local_rank = launch->local_rank > 0 ? launch->local_rank : 0;
+    if (launch->world_size > 1) {
+        const struct ps_rendezvous_config config = {.rank = launch->rank,
+                                                    .world_size = launch->world_size,
+                                                    .host = launch->host,
+                                                    .port = launch->port,
+                                                    .secret = launch->secret,
+                                                    .heartbeat_s = o->heartbeat_timeout,
+                                                    .on_failure = on_failure};
+        int code = ps_rendezvous_open(&config, &job->rendezvous, err);
+        if (code)
+            return code;
+        if (launch->local_size <= 0)
+            ps_rendezvous_locality(job->rendezvous, &job->local_rank, &local_size);
+    }
+    job->threads = o->threads_given ? (int)o->threads : cores() / local_size;
+    if (job->threads < 1)
+        job->threads = 1;
+    return 0;
+}
+
+static int try_backend(struct job *job, const char *name, struct ps_error *err)
+{
+    const struct ps_backend_ops *ops;
+    int devices = 1, code = ps_backend_load(name, &ops, err);
+    if (!code)
+        code = ops->probe(&devices, job->device, sizeof job->device, err);
+    if (!code) {
+        job->ops = ops;
+        job->devices = devices > 0 ? devices : 1;
+    }
+    return code;
+}
+
+static int choose_backend(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    char threads[16];
+    snprintf(threads, sizeof threads, "%d", job->threads);
+    setenv("OMP_NUM_THREADS", threads, 1); /* OpenMP reads it once, when a module brings it in */
+    setenv("OMP_DYNAMIC", "false", 1);
+    if (strcmp(o->enable_gpu, "false") != 0) {
+        struct ps_error why = {0};
+        if (try_backend(job, "cuda", &why) == 0)
+            return 0;
+        if (strcmp(o->enable_gpu, "true") == 0)
+            return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT, "--enable_gpu true: %s", why.message));
+        ps_log_notice("no GPU can be used (%s): training on the CPU", why.message);
+    }
+    if (strcmp(o->backend, "ref") != 0) {
+        struct ps_error why = {0};
+        if (try_backend(job, "cpu", &why) == 0) {
+            job->devices = 1;
+            return 0;
+        }
+        if (strcmp(o->backend, "cpu") == 0)
+            return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT, "--backend cpu: %s", why.message));
+        ps_log_notice("backend cpu cannot be used (%s): training with ref, which is slow", why.message);
+    }
+    int code = try_backend(job, "ref", err);
+    job->devices = 1;
+    job->threads = 1; /* it has no more, and a resumed run compares them */
+    return code;
+}
+
+static int choose_precision(struct job *job, struct ps_error *err)
+{
+    const char *wanted = job->options.precision;
+    bool bf16 = job->ops->supports(PS_BF16);
+    job->precision =
+        strcmp(wanted, "fp32") == 0 || (strcmp(wanted, "auto") == 0 && !bf16) ? PS_FP32 : PS_BF16;
+    if (job->precision == PS_BF16 && !bf16)
+        return blame_input(job,
+                           ps_fail(err, PS_INVALID_ARGUMENT,
+                                   "--precision bf16: backend %s has none here: use fp32", job->ops->name));
+    return 0;
+}
+
+static int load_data(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    int code = o->custom_data ? ps_dataset_custom((uint64_t)o->seed, &job->data, err)
+                              : ps_dataset_load(o->data_url, &job->data, err);
+    if (code)
+        return blame_input(job, code);
+    if (ps_loop_batches(o, job->data, job->launch.world_size) == 0)
+        return blame_input(
+            job, ps_fail(err, PS_INVALID_ARGUMENT,
+                         "--batch %lld is more than each rank's part of %zu images, and --drop_last leaves "
+                         "short batches out: nothing would be trained",
+                         (long long)o->batch, job->data->train.count));
+    return 0;
+}
+
+static int make_backend(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    int code =
+        blame_input(job, ps_model_create(o->model, (int)o->width, job->data->classes, &job->model, err));
+    if (code)
+        return code;
+    const struct ps_backend_config config = {
+        .model = job->model,
+        .precision = job->precision,
+        .threads = job->threads,
+        .device = job->local_rank,
+        .max_batch = (int)o->batch,
+        .max_eval_batch = ps_loop_eval_batch(o, job->data, job->launch.world_size),
+        .max_resolution = ps_resolution_largest(&o->resolutions, (int)o->epochs),
+        .deterministic = o->deterministic,
+        .training = true,
+    };
+    return job->ops->create(&config, &job->backend, err);
+}
+
+static void skipped_checkpoint(void *context, const char *why)
+{
+    (void)context;
+    ps_log_warning("not resumed from: %s", why);
+}
+
+/* Rank 0: the output folder, and what is resumed from. */
+static int find_resume(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    const bool automatic = strcmp(o->resume, "auto") == 0, none = strcmp(o->resume, "none") == 0;
+    char *path = NULL;
+    struct stat st;
+    int code = ps_make_dirs(o->output_dir, 0777, err);
+    if (!code && access(o->output_dir, W_OK | X_OK) < 0)
+        code = ps_fail_errno(err, errno, "--output_dir %s cannot be written to", o->output_dir);
+    if (code)
+        return blame_input(job, code);
+    int stale = ps_checkpoint_clean(o->output_dir);
+    if (stale)
+        ps_log_notice("removed %d half-written file%s from %s", stale, stale == 1 ? "" : "s", o->output_dir);
+    if (none || automatic) {
+        code = ps_checkpoint_newest(o->output_dir, &path, automatic ? skipped_checkpoint : NULL, NULL, err);
+        if (!code && path && none) {
+            ps_log_warning(
+                "%s holds checkpoints of an earlier training, up to %s: they are replaced one by one, and "
+                "--resume auto would go on from them",
+                o->output_dir, strrchr(path, '/') + 1);
+            free(path);
+            path = NULL;
+        }
+    } else if (stat(o->resume, &st) < 0) {
+        code = ps_fail_errno(err, errno, "--resume %s", o->resume);
+    } else if (S_ISDIR(st.st_mode)) {
+        code = ps_checkpoint_newest(o->resume, &path, skipped_checkpoint, NULL, err);
+        if (!code && !path)
+            code = ps_fail(err, PS_NOT_FOUND, "--resume %s: the folder holds no whole checkpoint", o->resume);
+    } else if (!(path = strdup(o->resume))) {
+        code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    if (!code && path)
+        code = ps_checkpoint_load(path, job->model, &job->resume, err);
+    if (!code && job->resume) {
+        if (job->resume->weights_only)
+            ps_log_notice("%s has no .state beside it: its weights are taken, training begins at epoch 1",
+                          path);
+        else
+            ps_log_notice("resuming from %s", path);
+    } else if (!code && automatic) {
+        ps_log_notice("--resume auto: no whole checkpoint in %s, training begins anew", o->output_dir);
+    }
+    free(path);
+    return blame_input(job, code);
+}
+
+/* ---- what is said about the job ---- */
+
+static void add_pair(struct job *job, const char *name, const char *value)
+{
+    if (job->pair_count == CONFIG_PAIRS)
+        return;
+    size_t i = job->pair_count++;
+    snprintf(job->names[i], sizeof job->names[i], "%s", name);
+    for (char *p = job->names[i]; *p; p++)
+        if (*p == '-')
+            *p = '_';
+    if (value != job->values[i])
+        snprintf(job->values[i], VALUE_SIZE, "%s", value);
+    job->pairs[i] = (struct ps_report_pair){job->names[i], job->values[i]};
+}
+
+static const char *precision_name(enum ps_precision precision)
+{
+    return precision == PS_BF16 ? "bf16" : "fp32";
+}
+
+static void describe(struct job *job)
+{
+    static const char *const left_out[] = {"help",     "version", "ignore-unknown", "token-file", "tls-ca",
+                                           "tls-cert", "tls-key", "threads",        "precision",  "backend"};
+    struct ps_train_options *o = &job->options;
+    const struct ps_options table = ps_train_table(o);
+    char text[VALUE_SIZE];
+    for (size_t i = 0; i < table.count; i++) {
+        bool wanted = !table.rows[i].secret;
+        for (size_t k = 0; k < sizeof left_out / sizeof *left_out; k++)
+            wanted = wanted && strcmp(table.rows[i].name, left_out[k]) != 0;
+        if (!wanted)
+            continue;
+        ps_options_format(&table.rows[i], o, text, sizeof text);
+        add_pair(job, table.rows[i].name, text);
+    }
+    add_pair(job, "precision", precision_name(job->precision));
+    add_pair(job, "backend", job->ops->name);
+    snprintf(text, sizeof text, "%d", job->threads);
+    add_pair(job, "threads", text);
+    snprintf(text, sizeof text, "%.10g", job->lr);
+    add_pair(job, "effective_lr", text);
+    snprintf(text, sizeof text, "%lld", (long long)(o->batch * o->accumulate * job->launch.world_size));
+    add_pair(job, "global_batch", text);
+    add_pair(job, "launched_by", job->launch.source);
+    add_pair(job, "version", PARAMSYNC_VERSION);
+    if (job->launch.rank != 0)
+        return;
+    const struct ps_dataset *data = job->data;
+    ps_log_notice("rank 0 of %d (%s), backend %s (%s), %s, %d thread%s", job->launch.world_size,
+                  job->launch.source, job->ops->name, job->device, precision_name(job->precision),
+                  job->threads, job->threads == 1 ? "" : "s");
+    ps_log_notice("data: %s, %zu training and %zu test images, hash %s", data->name, data->train.count,
+                  data->test.count, data->hash);
+    ps_log_notice("%s, width %d: %zu parameters; %s, %s schedule, learning rate %.6g (%.6g x %g, --lr_scale "
+                  "%s); global "
+                  "batch %lld (%lld x %d rank%s x %lld), %zu batches a rank and epoch",
+                  job->model->name, job->model->width, job->model->param_elements, o->optimizer, o->schedule,
+                  job->lr, o->lr, job->lr / o->lr, o->lr_scale,
+                  (long long)(o->batch * o->accumulate * job->launch.world_size), (long long)o->batch,
+                  job->launch.world_size, job->launch.world_size == 1 ? "" : "s", (long long)o->accumulate,
+                  ps_loop_batches(o, data, job->launch.world_size));
+}
+
+/* What must be the same on all ranks for the job to be one. */
+static int check_agreement(struct job *job, struct ps_error *err)
+{
+    static const char *const names[] = {
+        "epochs",          "batch",    "accumulate",   "lr",          "lr-scale",
+        "optimizer",       "momentum", "weight-decay", "schedule",    "drop-last",
+        "label-smoothing", "seed",     "augment",      "normalize",   "resolution",
+        "eval-every",      "recipe",   "custom-data",  "ckpt-format",
+    };
+    enum { COUNT = sizeof names / sizeof *names };
+    struct ps_start_pair pairs[COUNT + 3];
+    char values[COUNT][VALUE_SIZE];
+    const struct ps_options table = ps_train_table(&job->options);
+    size_t n = 0;
+    for (size_t k = 0; k < COUNT; k++)
+        for (size_t i = 0; i < table.count; i++)
+            if (strcmp(table.rows[i].name, names[k]) == 0) {
+                ps_options_format(&table.rows[i], &job->options, values[k], VALUE_SIZE);
+                pairs[n++] = (struct ps_start_pair){names[k], values[k]};
+            }
+    pairs[n++] = (struct ps_start_pair){"data hash", job->data->hash};
+    pairs[n++] = (struct ps_start_pair){"backend", job->ops->name};
+    pairs[n++] = (struct ps_start_pair){"precision", precision_name(job->precision)};
+    return ps_start_check(job->comm, job->model, pairs, n, err);
+}
+
+struct run_facts { /* from rank 0's reporter to the others */
+    char id[27];
+    uint32_t attempt;
+};
+
+static int open_report(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    struct run_facts facts = {0};
+    struct ps_report_config config = {.sidecar = o->sidecar,
+                                      .token_file = o->token_file,
+                                      .tls_ca = o->tls_ca,
+                                      .tls_cert = o->tls_cert,
+                                      .tls_key = o->tls_key,
+                                      .rank = job->launch.rank,
+                                      .world_size = job->launch.world_size,
+                                      .run_name = o->run ? o->run : job->model->name,
+                                      .resume = job->resume && !job->resume->weights_only,
+                                      .model = job->model->name,
+                                      .dataset = job->data->name,
+                                      .dataset_hash = job->data->hash,
+                                      .device = job->device,
+                                      .epochs = (int)o->epochs,
+                                      .batch_per_rank = (int)o->batch,
+                                      .config = job->pairs,
+                                      .config_count = job->pair_count};
+    int code = 0;
+    if (job->launch.rank == 0) {
+        code = ps_report_open(&config, &job->report, err);
+        if (code)
+            return blame_input(job, code);
+        char name[RUN_NAME_SIZE] = "";
+        ps_report_run(job->report, facts.id, &facts.attempt, name, sizeof name);
+        if (o->sidecar && *name)
+            ps_log_notice("reporting to %s as run %s, attempt %u", o->sidecar, name, facts.attempt);
+    }
+    if (job->launch.world_size > 1)
+        code = job->comm->ops->broadcast(job->comm, &facts, sizeof facts, 0, err);
+    if (!code && job->launch.rank != 0) {
+        config.run_id = facts.id;
+        config.attempt = facts.attempt;
+        code = ps_report_open(&config, &job->report, err);
+    }
+    return code;
+}
+
+static int set_up(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    int code = join(job, err);
+    if (!code)
+        code = load_data(job, err);
+    if (!code)
+        code = choose_backend(job, err);
+    if (!code)
+        code = choose_precision(job, err);
+    if (!code)
+        code = make_backend(job, err);
+    if (code)
+        return code;
+    const struct ps_gloo_options gloo = {.interface = o->interface, .collective_s = o->collective_timeout};
+    code = ps_comm_open(job->rendezvous, job->launch.rank, job->launch.world_size, &gloo, &job->comm, err);
+    if (!code)
+        code = check_agreement(job, err);
+    if (!code && job->launch.rank == 0)
+        code = find_resume(job, err);
+    job->lr = o->lr * ps_train_lr_factor(o, job->devices, job->launch.world_size);
+    if (!code) {
+        describe(job);
+        code = open_report(job, err);
+    }
+    return code;
+}
+
+static void tear_down(struct job *job, int code, const char *reason)
+{
+    begin_ending();
+    if (code && job->rendezvous)
+        ps_rendezvous_fail(job->rendezvous, reason);
+    if (job->report)
+        ps_report_close(job->report,
+                        code == 0              ? "finished"
+                        : code == PS_CANCELLED ? "killed"
+                                               : "failed",
+                        code ? reason : "", code ? hasty_report_s : last_report_s);
+    ps_comm_close(job->rendezvous, job->comm);
+    ps_rendezvous_close(job->rendezvous, code ? 0 : leave_s);
+    if (job->backend)
+        job->ops->destroy(job->backend);
+    ps_checkpoint_free(job->resume);
+    ps_model_free(job->model);
+    ps_dataset_free(job->data);
+}
+
+static void summarize(const struct job *job, const struct ps_loop_result *result)
+{
+    char took[64];
+    if (job->launch.rank != 0)
+        return;
+    ps_format_duration(result->elapsed_s, took, sizeof took);
+    if (result->best_accuracy >= 0)
+        ps_log_notice("finished in %s: accuracy %.4f, best %.4f after epoch %d, on %s; checkpoints in %s",
+                      took, result->accuracy, result->best_accuracy, result->best_epoch, job->data->name,
+                      job->options.output_dir);
+    else
+        ps_log_notice("nothing left to train: epoch %d of %lld is done", result->epochs_done,
+                      (long long)job->options.epochs);
+}
+
+static int usage(const char *message)
+{
+    fprintf(stderr, "paramsync-train: %s\n", message);
+    return EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    static struct job job; /* large */
+    struct ps_error err = {0};
+    struct ps_loop_result result = {0};
+    ps_log_set_plain(1);
+    ps_log_threshold = PS_LOG_NOTICE;
+    int code = ps_train_options_parse(argc, argv, &job.options, warn_unknown, &err);
+    if (code)
+        return usage(err.message);
+    if (job.options.help) {
+        const struct ps_options table = ps_train_table(&job.options);
+        struct ps_buf text = PS_BUF_INIT(1 << 16);
+        ps_options_help(&table, &text);
+        fputs(text.data ? text.data : "", stdout);
+        ps_buf_done(&text);
+        return 0;
+    }
+    if (job.options.version) {
+        printf("paramsync-train %s\n", PARAMSYNC_VERSION);
+        return 0;
+    }
+    const struct ps_launch_flags flags = {.init_method = job.options.init_method,
+                                          .rank_given = job.options.rank_given,
+                                          .world_size_given = job.options.world_size_given,
+                                          .rank = job.options.rank,
+                                          .world_size = job.options.world_size};
+    if (ps_launch_resolve(&flags, NULL, NULL, &job.launch, &err))
+        return usage(err.message);
+    exit_gate.rank = job.launch.rank;
+    if (job.launch.world_size > 1) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "rank %d", job.launch.rank);
+        ps_log_set_prefix(prefix);
+    }
+    if (job.launch.rank != 0)
+        ps_log_threshold = PS_LOG_WARNING; /* one rank speaks for all */
+    else if (job.options.custom_data)
+        ps_log_warning(
+            "you are training on custom random dataset, validation accuracy may range from 0.4 to 0.6.");
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESETHAND | SA_RESTART};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a reader of standard output that goes away does not end the training */
+
+    code = set_up(&job, &err);
+    if (!code) {
+        const struct ps_loop_config config = {.options = &job.options,
+                                              .data = job.data,
+                                              .model = job.model,
+                                              .ops = job.ops,
+                                              .backend = job.backend,
+                                              .comm = job.comm,
+                                              .report = job.report,
+                                              .resume = job.resume,
+                                              .lr = job.lr,
+                                              .threads = job.threads,
+                                              .stop = &stop_signal};
+        code = ps_loop_run(&config, &result, &err);
+        if (!code)
+            summarize(&job, &result);
+    }
+    if (code && stop_signal && code != PS_CANCELLED) {
+        /* the other ranks got the signal too and were faster */
+        code = ps_fail(&err, PS_CANCELLED, "stopped by signal %d", (int)stop_signal);
+    }
+    if (code && job.launch.world_size > 1)
+        fprintf(stderr, "paramsync-train: rank %d: %s\n", job.launch.rank, err.message);
+    else if (code)
+        fprintf(stderr, "paramsync-train: %s\n", err.message);
+    bool bad_input = job.bad_input;
+    tear_down(&job, code, err.message);
+    if (code == PS_CANCELLED)
+        return 128 + (int)stop_signal;
+    return code == 0 ? 0 : bad_input ? EXIT_USAGE : 1;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What paramsync-train is told: one table, then recipes, then what follows from both. */
+#ifndef PARAMSYNC_TRAINER_OPTIONS_H
+#define PARAMSYNC_TRAINER_OPTIONS_H
+
+#include "services/base/error.h"
+#include "services/base/options.h"
+#include "trainer/backend/backend.h"
+#include "trainer/data/augment.h"
+#include "trainer/dist/launch.h"
+#include "trainer/optim/schedule.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { PS_TRAIN_OPTIONS_MAX = 64 };
+
+struct ps_train_options {
+    /* as given, by the table's rows */
+    const char *enable_gpu, *backend;
+    double lr;
+    int64_t epochs;
+    const char *data_url, *output_dir;
+    const char *init_method;
+    int64_t rank, world_size;
+    bool custom_data;
+    const char *recipe, *model;
+    int64_t width, batch, accumulate;
+    const char *optimizer, *schedule, *lr_scale, *augment, *resolution, *precision;
+    bool drop_last, normalize;
+    double weight_decay, momentum, label_smoothing;
+    int64_t seed, threads, eval_every;
+    bool deterministic;
+    const char *ckpt_format, *resume;
+    const char *mode, *interface, *on_nan;
+    double collective_timeout, heartbeat_timeout;
+    const char *sidecar, *run, *token_file, *tls_ca, *tls_cert, *tls_key;
+    bool ignore_unknown, help, version;
+
+    /* worked out from them */
+    bool rank_given, world_size_given, threads_given;
+    enum ps_optimizer_kind optimizer_kind;
+    enum ps_schedule_kind schedule_kind;
+    struct ps_resolution_schedule resolutions;
+    unsigned formats; /* PS_CHECKPOINT_... */
+    unsigned char sources[PS_TRAIN_OPTIONS_MAX];
+    char resolution_text[64];
+};
+
+/* The table, for parsing, --help, docs and tests; sources point into options. */
+struct ps_options ps_train_table(struct ps_train_options *options);
+
+/* Defaults, environment, command line, then the recipe's values for what was not given. Strings point into
+ * argv and the environment. Unknown flags: an error, or with --ignore-unknown told to warn (may be NULL).
+ * help and version stop before the checks. */
+int ps_train_options_parse(int argc, char **argv, struct ps_train_options *ret,
+                           void (*unknown)(const char *flag), struct ps_error *err);
+
+/* The learning rate's factor. devices: cards on this node, 1 for CPUs. */
+double ps_train_lr_factor(const struct ps_train_options *options, int devices, int world_size);
+
+#endif
