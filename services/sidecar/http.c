@@ -567,7 +567,7 @@ static int open_listener(const char *text, char *host, size_t host_size, int *re
     }
     if (fd < 0)
         return ps_fail_errno(err, errnum, "cannot listen for HTTP on %s", text);
-    struct sockaddr_storage bound;
+    struct sockaddr_storage bound = {0};
     socklen_t size = sizeof bound;
     if (getsockname(fd, (struct sockaddr *)&bound, &size)) {
         close(fd);

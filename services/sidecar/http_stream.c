@@ -337,9 +337,15 @@ static struct message *replay(struct ps_http_stream *s, uint64_t cursor, uint64_
     struct ps_event_list list = {0};
     bool fresh = floor - cursor > REPLAY_MOST ||
                  ps_store_list_events(s->service->store, NULL, cursor, REPLAY_AT_ONCE, &list, NULL) < 0;
-    for (size_t i = 0; i < list.count && !fresh; i++)
+    /* Not past the floor: the ring has those, or will have them, and they would come twice. */
+    uint64_t last = list.count == REPLAY_AT_ONCE ? cursor : floor;
+    for (size_t i = 0; i < list.count && list.events[i].id <= floor && !fresh; i++) {
         fresh = ps_web_api_event(s->api, &list.events[i], false, &buf, NULL) < 0;
-    uint64_t last = list.count ? list.events[list.count - 1].id : floor;
+        if (list.count == REPLAY_AT_ONCE)
+            last = list.events[i].id;
+    }
+    if (last == cursor) /* a full answer that begins past the floor */
+        last = floor;
     ps_event_list_done(&list);
     if (fresh) {
         ps_buf_done(&buf);

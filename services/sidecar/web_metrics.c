@@ -2,21 +2,22 @@
 #include "services/sidecar/web_metrics.h"
 
 #include "services/base/clock.h"
+#include "services/base/fs.h"
 
 #include <inttypes.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 static uint64_t resident_bytes(void)
 {
-    unsigned long long pages = 0, resident = 0;
-    FILE *file = fopen("/proc/self/statm", "re");
-    if (!file)
+    char *text = NULL, *end;
+    size_t size;
+    if (ps_read_file("/proc/self/statm", 4096, &text, &size, NULL) < 0)
         return 0;
-    if (fscanf(file, "%llu %llu", &pages, &resident) != 2)
-        resident = 0;
-    fclose(file);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+    strtoull(text, &end, 10); /* the whole address space; resident pages come second */
+    unsigned long long pages = strtoull(end, NULL, 10);
+    free(text);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static void metric(struct ps_buf *out, const char *name, const char *type, const char *help, uint64_t value)
