@@ -576,7 +576,8 @@ int ps_rendezvous_open(const struct ps_rendezvous_config *config, struct ps_rend
         pthread_mutex_lock(&r->lock);
         while (!r->started && !r->failed && wait_changed(r, deadline) == 0)
             ;
-        if (r->failed)
+        /* Started and failed since: on_failure has it. */
+        if (r->failed && !r->started)
             code = ps_fail(err, PS_FAILED_PRECONDITION, "the job does not start: %s", r->reason);
         else if (!r->started)
             code = ps_fail(err, PS_DEADLINE_EXCEEDED, "not all ranks joined within %.0f s", join_s);

@@ -750,9 +750,7 @@ static void check_time(struct ps_store *s, int64_t now)
                 p->dead = true;
             continue;
         }
-        if (p->left)
-            continue;
-        if (now - p->heard > silence) {
+        if (!p->left && now - p->heard > silence) {
             fail_job(s, now, "%s is silent: no heartbeat for %.1f s", describe(p, text, sizeof text),
                      (double)(now - p->heard) / (double)PS_NS_PER_S);
             p->dead = true;
@@ -760,7 +758,7 @@ static void check_time(struct ps_store *s, int64_t now)
         }
         if (ping)
             ps_wire_put_frame(&p->out, PS_WIRE_PING, 0, NULL, 0, NULL, 0);
-        if (p->out.failed) {
+        if (p->out.failed && !p->left) {
             fail_job(s, now, "%s does not read from its control connection", describe(p, text, sizeof text));
             p->dead = true;
         }
