@@ -51,7 +51,11 @@ struct ps_store_config {
     /* Called for every event, in the order of their ids, by the writer thread once the event is durable and
      * before the operation that made it returns. Must be quick and must not call the store. May be NULL. */
     void (*on_event)(void *context, const struct ps_event *event);
-    void *context;
+    /* Called by the writer thread whenever a heartbeat or report of a run's newest attempt has arrived, also
+     * when it then can't be stored (a full disk is no reason to take a run for dead). As quick as the other.
+     * May be NULL. */
+    void (*on_sign_of_life)(void *context, const char *run_id, uint32_t attempt);
+    void *context; /* for both */
 };
 
 /* Opens, creates or migrates DIR/paramsync.db. Takes an exclusive lock on the directory (FAILED_PRECONDITION
@@ -93,7 +97,7 @@ struct ps_run {
     const char *model, *dataset, *dataset_hash, *device, *commit;
     uint32_t epochs_planned, batch_per_rank;
     int64_t created_ns;
-    int64_t ended_ns;   /* 0 while the run is alive (or lost and nobody said so yet) */
+    int64_t ended_ns;   /* 0 while the run is alive; of a lost one: when it was last heard of */
     int64_t updated_ns; /* anything at all was stored for it */
     const char *reason, *notes;
     const struct ps_key_value *config; /* sorted by key; left out of lists */
@@ -165,9 +169,10 @@ int ps_store_update_run(struct ps_store *store, const char *run, const char *not
  * what was reported. */
 int ps_store_finish_run(struct ps_store *store, const char *run, uint32_t attempt, int state,
                         const char *reason, double elapsed_s, struct ps_run *ret_run, struct ps_error *err);
-/* Marks a live run lost if its newest attempt is still the given one; *ret_marked tells. */
+/* Marks a live run lost if its newest attempt is still the given one and silent(context), asked by the writer
+ * thread in the order of all operations, is true (NULL: it is); *ret_marked tells. */
 int ps_store_mark_lost(struct ps_store *store, const char *run, uint32_t attempt, const char *reason,
-                       bool *ret_marked, struct ps_error *err);
+                       bool (*silent)(void *context), void *context, bool *ret_marked, struct ps_error *err);
 
 struct ps_blob {
     char sha256[PS_SHA256_HEX];
@@ -326,6 +331,7 @@ int ps_store_query_series(struct ps_store *store, const char *run, const struct 
 /* ---- Checkpoints ---- */
 
 struct ps_checkpoint {
+    uint64_t id; /* increasing over all checkpoints */
     char run_id[PS_RUN_ID_SIZE];
     const char *run_name;
     uint32_t attempt, epoch;

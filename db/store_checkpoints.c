@@ -32,6 +32,7 @@ static int read_checkpoint(sqlite3_stmt *stmt, struct ps_arena *arena, struct ps
                            struct ps_error *err)
 {
     *c = (struct ps_checkpoint){
+        .id = (uint64_t)sqlite3_column_int64(stmt, 0),
         .run_name = ps_sql_text(stmt, 2, arena),
         .attempt = (uint32_t)sqlite3_column_int64(stmt, 3),
         .epoch = (uint32_t)sqlite3_column_int64(stmt, 4),

@@ -488,6 +488,9 @@ int ps_store_last_event(struct ps_store *store, uint64_t *ret_id, struct ps_erro
 int ps_touch_run(struct ps_tx *tx, struct ps_run_key *key, uint32_t attempt, double elapsed_s,
                  struct ps_error *err)
 {
+    const struct ps_store_config *config = &tx->store->config;
+    if (config->on_sign_of_life && attempt == key->attempt)
+        config->on_sign_of_life(config->context, key->id, attempt);
     int code =
         ps_sql_run(tx->conn, err,
                    "UPDATE attempts SET last_seen_ns = max(last_seen_ns, ?), elapsed_s = max(elapsed_s, ?)"
@@ -826,6 +829,8 @@ int ps_store_finish_run(struct ps_store *store, const char *run, uint32_t attemp
 struct lost_arguments {
     const char *name, *reason;
     uint32_t attempt;
+    bool (*silent)(void *context);
+    void *context;
     bool marked;
 };
 
@@ -835,7 +840,8 @@ static int lost_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     struct ps_run_key key;
     a->marked = false;
     int code = ps_find_run(tx->conn, a->name, &key, err);
-    if (code || !ps_run_is_live(key.state) || key.attempt != a->attempt)
+    if (code || !ps_run_is_live(key.state) || key.attempt != a->attempt ||
+        (a->silent && !a->silent(a->context)))
         return code;
     code = ps_sql_run(tx->conn, err,
                       "UPDATE attempts SET ended_ns = last_seen_ns, reason = ? WHERE run = ? AND attempt = ?",
@@ -852,9 +858,10 @@ static int lost_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 }
 
 int ps_store_mark_lost(struct ps_store *store, const char *run, uint32_t attempt, const char *reason,
-                       bool *ret_marked, struct ps_error *err)
+                       bool (*silent)(void *context), void *context, bool *ret_marked, struct ps_error *err)
 {
-    struct lost_arguments a = {.name = run, .reason = reason, .attempt = attempt};
+    struct lost_arguments a = {
+        .name = run, .reason = reason, .attempt = attempt, .silent = silent, .context = context};
     int code = ps_store_write(store, lost_op, NULL, &a, err);
     if (!code && ret_marked)
         *ret_marked = a.marked;

@@ -222,6 +222,12 @@ static void test_odd_names(void **state)
     free(big);
 }
 
+static bool not_silent(void *context)
+{
+    ++*(int *)context;
+    return false;
+}
+
 static void test_states(void **state)
 {
     struct fixture *f = *state;
@@ -233,9 +239,13 @@ static void test_states(void **state)
     ok(ps_store_heartbeat(f->store, "r", &b, &now, &err));
     assert_int_equal(now, PS_RUN_RUNNING);
     bool marked;
-    ok(ps_store_mark_lost(f->store, "r", 2, "silent", &marked, &err)); /* another attempt: no */
+    ok(ps_store_mark_lost(f->store, "r", 2, "silent", NULL, NULL, &marked, &err)); /* another attempt: no */
     assert_false(marked);
-    ok(ps_store_mark_lost(f->store, "r", 1, "silent", &marked, &err));
+    int asked = 0;
+    ok(ps_store_mark_lost(f->store, "r", 1, "silent", not_silent, &asked, &marked,
+                          &err)); /* heard of meanwhile: no */
+    assert_true(asked == 1 && !marked);
+    ok(ps_store_mark_lost(f->store, "r", 1, "silent", NULL, NULL, &marked, &err));
     assert_true(marked);
     ok(ps_store_get_run(f->store, "r", &run, &err));
     assert_int_equal(run.state, PS_RUN_LOST);
