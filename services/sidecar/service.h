@@ -10,6 +10,7 @@
 #include "services/sidecar/blobs.h"
 #include "services/sidecar/hub.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 struct ps_live; /* liveness: when each live run was last heard of */
@@ -20,7 +21,7 @@ struct ps_service_config {
     const struct ps_clock *clock; /* NULL: the monotonic one */
     double lost_after_s;          /* a running run is lost after this long without a sign of life; 0: 20 */
     double abandoned_after_s;     /* a created run that never reported is lost after this long; 0: 600 */
-    struct ps_store_config store; /* dir, on_event and context are filled in here */
+    struct ps_store_config store; /* dir, the callbacks and their context are filled in here */
 };
 
 struct ps_service {
@@ -29,7 +30,8 @@ struct ps_service {
     struct ps_hub *hub;
     const struct ps_clock *clock;
     struct ps_live *live;
-    char *token; /* NULL: open */
+    pthread_mutex_t blobs_lock; /* a blob's file and its row in the catalogue appear and go together */
+    char *token;                /* NULL: open */
     double lost_after_s, abandoned_after_s;
     int64_t started_ns;   /* wall clock */
     atomic_bool draining; /* set before the servers stop; readiness then fails */

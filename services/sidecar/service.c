@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "services/sidecar/service.h"
+
+#include "services/base/log.h"
+#include "services/base/text.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MAX_WORLD = 65536,
+    MAX_LABEL = 1024,
+    MAX_NOTES = 65536,
+    MAX_REASON = 4096,
+    MAX_TAGS = 64,
+    MAX_TAG = 128,
+    MAX_CONFIG = 1000,
+    MAX_CONFIG_VALUE = 65536,
+    MAX_REQUEST_ID = 128,
+    MAX_EPOCH = 10000000,
+    MAX_POINTS = 100000,
+    MAX_NAME = 128,
+};
+
+static int no_memory(struct ps_error *err)
+{
+    return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+}
+
+/* ---- Liveness ---- */
+
+struct live_run {
+    char id[PS_RUN_ID_SIZE];
+    uint32_t attempt;
+    bool running;     /* else created: it has a longer grace */
+    int64_t heard_ns; /* by the service's clock */
+};
+
+struct ps_live {
+    pthread_mutex_t lock; /* guards everything here */
+    const struct ps_clock *clock;
+    struct live_run *runs;
+    size_t count, capacity;
+};
+
+static struct ps_live *live_new(const struct ps_clock *clock)
+{
+    struct ps_live *live = calloc(1, sizeof *live);
+    if (live) {
+        pthread_mutex_init(&live->lock, NULL);
+        live->clock = clock;
+    }
+    return live;
+}
+
+static void live_free(struct ps_live *live)
+{
+    if (!live)
+        return;
+    pthread_mutex_destroy(&live->lock);
+    free(live->runs);
+    free(live);
+}
+
+static struct live_run *live_find(struct ps_live *live, const char *id)
+{
+    for (size_t i = 0; i < live->count; i++)
+        if (strcmp(live->runs[i].id, id) == 0)
+            return &live->runs[i];
+    return NULL;
+}
+
+/* Notes a sign of life, for a run that is not known yet too. */
+static int live_touch(struct ps_live *live, const char *id, uint32_t attempt, bool running)
+{
+    int code = 0;
+    pthread_mutex_lock(&live->lock);
+    struct live_run *run = live_find(live, id);
+    if (!run && live->count == live->capacity) {
+        size_t capacity = live->capacity ? live->capacity * 2 : 16;
+        struct live_run *larger = realloc(live->runs, capacity * sizeof *larger);
+        if (larger) {
+            live->runs = larger;
+            live->capacity = capacity;
+        } else {
+            code = PS_RESOURCE_EXHAUSTED;
+        }
+    }
+    if (!run && !code) {
+        run = &live->runs[live->count++];
+        snprintf(run->id, sizeof run->id, "%s", id);
+    }
+    if (run) {
+        run->attempt = attempt;
+        run->running = running;
+        run->heard_ns = live->clock->now_ns(live->clock->context);
+    }
+    pthread_mutex_unlock(&live->lock);
+    return code;
+}
+
+static void live_remove(struct ps_live *live, const char *id)
+{
+    pthread_mutex_lock(&live->lock);
+    struct live_run *run = live_find(live, id);
+    if (run)
+        *run = live->runs[--live->count];
+    pthread_mutex_unlock(&live->lock);
+}
+
+/* Runs on the writer thread, in the order of the events. */
+static void on_event(void *context, const struct ps_event *event)
+{
+    struct ps_service *service = context;
+    const char *kind = event->kind;
+    int state = ps_run_state_from_name(kind);
+    if (strcmp(kind, "attempt") == 0 || state == PS_RUN_CREATED)
+        live_touch(service->live, event->run_id, event->attempt, false);
+    else if (strcmp(kind, "recovered") == 0 ||
+             (strcmp(kind, "updated") == 0 && strcmp(event->detail, "running") == 0))
+        live_touch(service->live, event->run_id, event->attempt, true);
+    else if (state || strcmp(kind, "deleted") == 0)
+        live_remove(service->live, event->run_id);
+    ps_log_info("run %s, attempt %u: %s: %s", event->run_id, event->attempt, kind, event->detail);
+    ps_hub_publish(service->hub, event);
+}
+
+static void on_sign_of_life(void *context, const char *run_id, uint32_t attempt)
+{
+    struct ps_service *service = context;
+    pthread_mutex_lock(&service->live->lock);
+    struct live_run *run = live_find(service->live, run_id);
+    if (run && run->attempt == attempt)
+        run->heard_ns = service->clock->now_ns(service->clock->context);
+    pthread_mutex_unlock(&service->live->lock);
+}
+
+struct suspect {
+    struct ps_service *service;
+    struct live_run run;
+};
+
+static bool overdue(const struct ps_service *service, const struct live_run *run, int64_t now_ns)
+{
+    double limit = run->running ? service->lost_after_s : service->abandoned_after_s;
+    return (double)(now_ns - run->heard_ns) / PS_NS_PER_S >= limit;
+}
+
+/* Asked by the writer thread, after every report that came before. */
+static bool still_silent(void *context)
+{
+    struct suspect *suspect = context;
+    struct ps_service *service = suspect->service;
+    pthread_mutex_lock(&service->live->lock);
+    const struct live_run *run = live_find(service->live, suspect->run.id);
+    bool silent = run && run->attempt == suspect->run.attempt &&
+                  overdue(service, run, service->clock->now_ns(service->clock->context));
+    pthread_mutex_unlock(&service->live->lock);
+    return silent;
+}
+
+int ps_service_sweep(struct ps_service *service, struct ps_error *err)
+{
+    struct ps_live *live = service->live;
+    struct suspect *suspects = NULL;
+    size_t count = 0;
+    pthread_mutex_lock(&live->lock);
+    int64_t now_ns = live->clock->now_ns(live->clock->context);
+    for (size_t i = 0; i < live->count; i++)
+        if (overdue(service, &live->runs[i], now_ns)) {
+            struct suspect *larger = realloc(suspects, (count + 1) * sizeof *larger);
+            if (!larger)
+                break; /* those found are dealt with now, the others next time */
+            suspects = larger;
+            suspects[count++] = (struct suspect){service, live->runs[i]};
+        }
+    pthread_mutex_unlock(&live->lock);
+    int result = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct live_run *run = &suspects[i].run;
+        char reason[128], silence[40];
+        ps_format_duration((double)(now_ns - run->heard_ns) / PS_NS_PER_S, silence, sizeof silence);
+        snprintf(reason, sizeof reason,
+                 run->running ? "not heard of for %s" : "created %s ago and never heard of", silence);
+        bool marked;
+        int code = ps_store_mark_lost(service->store, run->id, run->attempt, reason, still_silent,
+                                      &suspects[i], &marked, err);
+        if (code == PS_NOT_FOUND)
+            live_remove(live, run->id);
+        else if (code)
+            result = code; /* such as a full disk: tried again next time */
+    }
+    free(suspects);
+    return result;
+}
+
+/* Every run that is alive by the store gets its full grace from now. */
+static int load_live(struct ps_service *service, struct ps_error *err)
+{
+    static const int states[] = {PS_RUN_CREATED, PS_RUN_RUNNING};
+    char token[32] = "";
+    do {
+        struct ps_run_query query = {
+            .page_size = 1000, .page_token = token, .states = states, .state_count = 2};
+        struct ps_run_list list;
+        int code = ps_store_list_runs(service->store, &query, &list, err);
+        if (code)
+            return code;
+        for (size_t i = 0; !code && i < list.count; i++)
+            code = live_touch(service->live, list.runs[i].id, list.runs[i].attempt,
+                              list.runs[i].state == PS_RUN_RUNNING);
+        memcpy(token, list.next_page_token, sizeof token);
+        ps_run_list_done(&list);
+        if (code)
+            return no_memory(err);
+    } while (*token);
+    return 0;
+}
+
+/* ---- Opening ---- */
+
+int ps_service_open(const struct ps_service_config *config, struct ps_service **ret_service,
+                    struct ps_error *err)
+{
+    struct ps_service *service = calloc(1, sizeof *service);
+    if (!service)
+        return no_memory(err);
+    pthread_mutex_init(&service->blobs_lock, NULL);
+    service->clock = config->clock ? config->clock : &ps_clock_monotonic;
+    service->lost_after_s = config->lost_after_s > 0 ? config->lost_after_s : 20;
+    service->abandoned_after_s = config->abandoned_after_s > 0 ? config->abandoned_after_s : 600;
+    service->started_ns = ps_wall_ns();
+    service->live = live_new(service->clock);
+    service->hub = ps_hub_new();
+    int code = service->live && service->hub ? 0 : no_memory(err);
+    if (!code && config->token && !(service->token = strdup(config->token)))
+        code = no_memory(err);
+    struct ps_store_config store = config->store;
+    store.dir = config->data_dir;
+    store.on_event = on_event;
+    store.on_sign_of_life = on_sign_of_life;
+    store.context = service;
+    if (!code)
+        code = ps_store_open(&store, &service->store, err);
+    /* After the store, whose lock says that nobody else is receiving into the folder that is emptied. */
+    if (!code)
+        code = ps_blobs_open(config->data_dir, &service->blobs, err);
+    if (!code)
+        code = load_live(service, err);
+    if (code) {
+        ps_service_free(service);
+        return code;
+    }
+    *ret_service = service;
+    return 0;
+}
+
+struct ps_service *ps_service_free(struct ps_service *service)
+{
+    if (!service)
+        return NULL;
+    ps_store_free(service->store);
+    ps_blobs_free(service->blobs);
+    ps_hub_free(service->hub);
+    live_free(service->live);
+    pthread_mutex_destroy(&service->blobs_lock);
+    free(service->token);
+    free(service);
+    return NULL;
+}
+
+int ps_service_ready(struct ps_service *service, struct ps_error *err)
+{
+    if (service->draining)
+        return ps_fail(err, PS_UNAVAILABLE, "the sidecar is stopping");
+    return ps_store_check(service->store, err);
+}
+
+bool ps_service_token_ok(const struct ps_service *service, const char *candidate)
+{
+    if (!service->token)
+        return true;
+    if (!candidate)
+        return false;
+    /* Digests have one length, so that the time tells neither where texts differ nor how long the token is.
+     */
+    char hex[2][PS_SHA256_HEX];
+    const char *const texts[2] = {service->token, candidate};
+    for (int i = 0; i < 2; i++) {
+        struct ps_sha256 *sha = ps_sha256_new();
+        if (!sha)
+            return false;
+        ps_sha256_update(sha, texts[i], strlen(texts[i]));
+        ps_sha256_hex(sha, hex[i]);
+        ps_sha256_free(sha);
+    }
+    volatile unsigned char difference = 0;
+    for (size_t i = 0; i < PS_SHA256_HEX; i++)
+        difference |= (unsigned char)(hex[0][i] ^ hex[1][i]);
+    return difference == 0;
+}
+
+/* ---- Checks ---- */
+
+static int check_size(const char *text, size_t max, const char *field, struct ps_error *err)
+{
+    if (text && strlen(text) > max)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "%s: %zu bytes, at most %zu are allowed", field,
+                       strlen(text), max);
+    return 0;
+}
+
+static int check_run(const char *run, struct ps_error *err)
+{
+    return run && *run ? 0 : ps_fail(err, PS_INVALID_ARGUMENT, "run: must be a run's id or name");
+}
+
+static int check_elapsed(double elapsed_s, const char *field, struct ps_error *err)
+{
+    if (!isfinite(elapsed_s) || elapsed_s < 0 || elapsed_s > 1e10)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "%s: %g is no elapsed time in seconds", field, elapsed_s);
+    return 0;
+}
+
+/* A share, or NaN, which is what a diverged run has to say. */
+static int check_accuracy(double accuracy, struct ps_error *err)
+{
+    if (accuracy < 0 || accuracy > 1)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "accuracy: %g is not from 0 to 1", accuracy);
+    return 0;
+}
+
+static int check_rank(uint32_t rank, struct ps_error *err)
+{
+    return rank < MAX_WORLD ? 0
+                            : ps_fail(err, PS_INVALID_ARGUMENT, "rank: %u is above %d", rank, MAX_WORLD - 1);
+}
+
+static int check_epoch(uint32_t epoch, struct ps_error *err)
+{
+    if (epoch < 1 || epoch > MAX_EPOCH)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "epoch: %u is not from 1 to %d", epoch, MAX_EPOCH);
+    return 0;
+}
+
+static int check_step(uint64_t step, const char *field, struct ps_error *err)
+{
+    return step <= INT64_MAX ? 0 : ps_fail(err, PS_INVALID_ARGUMENT, "%s: must be below 2^63", field);
+}
+
+static int check_tags(const char *const *tags, size_t count, struct ps_error *err)
+{
+    if (count > MAX_TAGS)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "tags: %zu, at most %d are allowed", count, MAX_TAGS);
+    for (size_t i = 0; i < count; i++)
+        if (!*tags[i] || strlen(tags[i]) > MAX_TAG)
+            return ps_fail(err, PS_INVALID_ARGUMENT, "tags[%zu]: must have 1 to %d bytes", i, MAX_TAG);
+    return 0;
+}
+
+static bool metric_name_ok(const char *name)
+{
+    size_t n = strlen(name);
+    return n > 0 && n <= MAX_NAME &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-") == n;
+}
+
+static int check_filename(const char *filename, struct ps_error *err)
+{
+    size_t n = filename ? strlen(filename) : 0;
+    bool good = n > 0 && n <= 255 && strcmp(filename, ".") != 0 && strcmp(filename, "..") != 0;
+    for (size_t i = 0; good && i < n; i++)
+        good = filename[i] != '/' && filename[i] != '\\' && (unsigned char)filename[i] >= 0x20 &&
+               filename[i] != 0x7f;
+    return good ? 0
+                : ps_fail(err, PS_INVALID_ARGUMENT,
+                          "filename: must have 1 to 255 bytes without slashes and control characters");
+}
+
+static int check_format(const char *format, struct ps_error *err)
+{
+    static const char *const formats[] = {"safetensors", "pth", "state"};
+    for (size_t i = 0; format && i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(format, formats[i]) == 0)
+            return 0;
+    return ps_fail(err, PS_INVALID_ARGUMENT, "format: must be safetensors, pth or state");
+}
+
+/* ---- Runs ---- */
+
+int ps_service_create_run(struct ps_service *service, const struct ps_new_run *request,
+                          struct ps_run *ret_run, bool *ret_resumed, struct ps_error *err)
+{
+    const struct {
+        const char *text, *field;
+        size_t max;
+    } texts[] = {
+        {request->model, "model", MAX_LABEL},
+        {request->dataset, "dataset", MAX_LABEL},
+        {request->dataset_hash, "dataset_hash", MAX_LABEL},
+        {request->device, "device", MAX_LABEL},
+        {request->commit, "commit", MAX_LABEL},
+        {request->notes, "notes", MAX_NOTES},
+        {request->request_id, "request_id", MAX_REQUEST_ID},
+    };
+    int code = ps_check_run_name(request->name, "name", err);
+    if (!code && (request->world_size < 1 || request->world_size > MAX_WORLD))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "world_size: %u is not from 1 to %d", request->world_size,
+                       MAX_WORLD);
+    for (size_t i = 0; !code && i < sizeof texts / sizeof *texts; i++)
+        code = check_size(texts[i].text, texts[i].max, texts[i].field, err);
+    if (!code)
+        code = check_tags(request->tags, request->tag_count, err);
+    if (!code && request->config_count > MAX_CONFIG)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "config: %zu entries, at most %d are allowed",
+                       request->config_count, MAX_CONFIG);
+    for (size_t i = 0; !code && i < request->config_count; i++) {
+        const struct ps_key_value *entry = &request->config[i];
+        if (!*entry->key || strlen(entry->key) > MAX_LABEL || strlen(entry->value) > MAX_CONFIG_VALUE)
+            code = ps_fail(err, PS_INVALID_ARGUMENT,
+                           "config[%zu]: the key must have 1 to %d bytes, the value at most %d", i, MAX_LABEL,
+                           MAX_CONFIG_VALUE);
+    }
+    return code ? code : ps_store_create_run(service->store, request, ret_run, ret_resumed, err);
+}
+
+int ps_service_update_run(struct ps_service *service, const char *run, const char *notes, bool set_tags,
+                          const char *const *tags, size_t tag_count, struct ps_run *ret_run,
+                          struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (!code)
+        code = check_size(notes, MAX_NOTES, "notes", err);
+    if (!code && set_tags)
+        code = check_tags(tags, tag_count, err);
+    return code ? code
+                : ps_store_update_run(service->store, run, notes, set_tags, tags, tag_count, ret_run, err);
+}
+
+int ps_service_finish_run(struct ps_service *service, const char *run, uint32_t attempt, int state,
+                          const char *reason, double elapsed_s, struct ps_run *ret_run, struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (!code)
+        code = check_size(reason, MAX_REASON, "reason", err);
+    if (!code)
+        code = check_elapsed(elapsed_s, "elapsed_s", err);
+    return code ? code
+                : ps_store_finish_run(service->store, run, attempt, state, reason, elapsed_s, ret_run, err);
+}
+
+int ps_service_heartbeat(struct ps_service *service, const char *run, const struct ps_heartbeat *beat,
+                         int *ret_state, struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (!code)
+        code = check_rank(beat->rank, err);
+    if (!code)
+        code = check_elapsed(beat->elapsed_s, "elapsed_s", err);
+    if (!code)
+        code = check_step(beat->step, "step", err);
+    if (!code)
+        code = check_step(beat->points_sent, "points_sent", err);
+    if (!code)
+        code = check_step(beat->points_dropped, "points_dropped", err);
+    if (!code)
+        code = check_step(beat->spool_bytes, "spool_bytes", err);
+    return code ? code : ps_store_heartbeat(service->store, run, beat, ret_state, err);
+}
+
+/* ---- Metrics ---- */
+
+int ps_service_report_epoch(struct ps_service *service, const char *run, const struct ps_epoch *epoch,
+                            bool *ret_replaced, struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (!code)
+        code = check_epoch(epoch->epoch, err);
+    if (!code && !epoch->no_eval)
+        code = check_accuracy(epoch->accuracy, err);
+    if (!code)
+        code = check_elapsed(epoch->elapsed_s, "elapsed_s", err);
+    if (!code)
+        code = check_elapsed(epoch->train_s, "train_s", err);
+    if (!code)
+        code = check_elapsed(epoch->eval_s, "eval_s", err);
+    if (!code)
+        code = check_step(epoch->step, "step", err);
+    if (!code && epoch->correct > epoch->counted)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "correct: %u of %u counted", epoch->correct, epoch->counted);
+    return code ? code : ps_store_report_epoch(service->store, run, epoch, ret_replaced, err);
+}
+
+int ps_service_append_steps(struct ps_service *service, const char *run, uint32_t rank, uint32_t attempt,
+                            uint64_t seq, const struct ps_point *points, size_t count, uint32_t *ret_attempt,
+                            struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (!code)
+        code = check_rank(rank, err);
+    if (!code && count > MAX_POINTS)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "points: %zu in one batch, at most %d are allowed", count,
+                       MAX_POINTS);
+    for (size_t i = 0; !code && i < count; i++) {
+        const struct ps_point *point = &points[i];
+        if (!metric_name_ok(point->name))
+            code = ps_fail(err, PS_INVALID_ARGUMENT,
+                           "points[%zu].name \"%.128s\": must be 1 to %d letters, digits, _ . / -", i,
+                           point->name, MAX_NAME);
+        else if (!isfinite(point->elapsed_s) || point->elapsed_s < 0 || point->elapsed_s > 1e10)
+            code = ps_fail(err, PS_INVALID_ARGUMENT,
+                           "points[%zu].elapsed_s: %g is no elapsed time in seconds", i, point->elapsed_s);
+    }
+    return code ? code
+                : ps_store_append_steps(service->store, run, rank, attempt, seq, points, count, NULL,
+                                        ret_attempt, err);
+}
+
+/* ---- Checkpoints ---- */
+
+struct ps_upload {
+    struct ps_service *service;
+    char run_id[PS_RUN_ID_SIZE];
+    struct ps_new_checkpoint header; /* its texts are the strings below */
+    char *filename, *format;
+    char sha256[PS_SHA256_HEX];
+    uint64_t received;
+    struct ps_blob_writer *writer;
+};
+
+int ps_upload_begin(struct ps_service *service, const char *run, const struct ps_new_checkpoint *header,
+                    struct ps_upload **ret_upload, struct ps_error *err)
+{
+    struct ps_run stored = {0};
+    int code = check_run(run, err);
+    if (!code)
+        code = check_epoch(header->epoch, err);
+    if (!code)
+        code = check_filename(header->filename, err);
+    if (!code)
+        code = check_format(header->format, err);
+    if (!code && (header->size < 1 || header->size > INT64_MAX))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "size: must be at least 1 byte and below 2^63");
+    if (!code && (!header->sha256 || !ps_sha256_hex_valid(header->sha256)))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "sha256: must be 64 lower-case hexadecimal digits");
+    if (!code && header->has_accuracy)
+        code = check_accuracy(header->accuracy, err);
+    if (!code)
+        code = check_step(header->step, "step", err);
+    if (!code)
+        code = ps_store_get_run(service->store, run, &stored, err);
+    if (!code && header->attempt > stored.attempt)
+        code = ps_fail(err, PS_NOT_FOUND, "attempt: run \"%.200s\" has %u, not %u", run, stored.attempt,
+                       header->attempt);
+    struct ps_upload *upload = code ? NULL : calloc(1, sizeof *upload);
+    if (!code && !upload)
+        code = no_memory(err);
+    if (!code) {
+        upload->service = service;
+        upload->header = *header;
+        if (!header->attempt) /* the newest as of now, whatever is opened while the bytes come */
+            upload->header.attempt = stored.attempt;
+        memcpy(upload->run_id, stored.id, sizeof upload->run_id);
+        memcpy(upload->sha256, header->sha256, sizeof upload->sha256);
+        upload->filename = strdup(header->filename);
+        upload->format = strdup(header->format);
+        upload->header.filename = upload->filename;
+        upload->header.format = upload->format;
+        upload->header.sha256 = upload->sha256;
+        if (!upload->filename || !upload->format)
+            code = no_memory(err);
+    }
+    if (!code)
+        code = ps_blob_writer_open(service->blobs, header->sha256, header->size, &upload->writer, err);
+    ps_run_done(&stored);
+    if (code) {
+        ps_upload_free(upload);
+        return code;
+    }
+    *ret_upload = upload;
+    return 0;
+}
+
+int ps_upload_data(struct ps_upload *upload, uint64_t offset, const void *data, size_t size, uint32_t crc32c,
+                   struct ps_error *err)
+{
+    if (offset != upload->received)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "chunk.offset: %llu, but %llu bytes have come",
+                       (unsigned long long)offset, (unsigned long long)upload->received);
+    if (size > 1 << 20)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "chunk.data: %zu bytes, at most 1 MiB is allowed", size);
+    uint32_t have = ps_crc32c(0, data, size);
+    if (have != crc32c)
+        return ps_fail(err, PS_DATA_LOSS, "chunk.crc32c at offset %llu: %08x was sent, the data has %08x",
+                       (unsigned long long)offset, crc32c, have);
+    int code = ps_blob_writer_write(upload->writer, data, size, err);
+    if (!code)
+        upload->received += size;
+    return code;
+}
+
+int ps_upload_commit(struct ps_upload *upload, struct ps_checkpoint *ret_checkpoint, struct ps_error *err)
+{
+    struct ps_service *service = upload->service;
+    int code = ps_blob_writer_seal(upload->writer, err);
+    if (code)
+        return code;
+    pthread_mutex_lock(&service->blobs_lock);
+    code = ps_blob_writer_place(upload->writer, err);
+    if (!code) {
+        code = ps_store_add_checkpoint(service->store, upload->run_id, &upload->header, ret_checkpoint, err);
+        struct ps_blob blob;
+        /* No row, no file: unless another checkpoint has the same content. */
+        if (code && ps_store_get_blob(service->store, upload->sha256, &blob, NULL, NULL) == PS_NOT_FOUND)
+            ps_blobs_remove(service->blobs, upload->sha256, NULL);
+    }
+    pthread_mutex_unlock(&service->blobs_lock);
+    return code;
+}
+
+struct ps_upload *ps_upload_free(struct ps_upload *upload)
+{
+    if (!upload)
+        return NULL;
+    ps_blob_writer_free(upload->writer);
+    free(upload->filename);
+    free(upload->format);
+    free(upload);
+    return NULL;
+}
+
+int ps_service_read_blob(struct ps_service *service, const char *sha256, uint64_t size, int *ret_fd,
+                         struct ps_error *err)
+{
+    int code = ps_blobs_read(service->blobs, sha256, size, ret_fd, err);
+    if (code != PS_NOT_FOUND)
+        return code;
+    return ps_fail(err, PS_DATA_LOSS,
+                   "the file of the checkpoint with sha256 %.64s is gone from the data directory", sha256);
+}
+
+/* Called with the lock held. The rows are gone already, so a file that can't be removed is only worth a
+ * warning. */
+static uint64_t remove_files(struct ps_service *service, const struct ps_blob_list *orphans)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < orphans->count; i++) {
+        struct ps_error err = {0};
+        if (ps_blobs_remove(service->blobs, orphans->blobs[i].sha256, &err))
+            ps_log_warning("%s", err.message);
+        else
+            bytes += orphans->blobs[i].size;
+    }
+    return bytes;
+}
+
+int ps_service_delete_run(struct ps_service *service, const char *run, uint64_t *ret_bytes,
+                          struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (code)
+        return code;
+    struct ps_blob_list orphans;
+    pthread_mutex_lock(&service->blobs_lock);
+    code = ps_store_delete_run(service->store, run, &orphans, err);
+    if (!code) {
+        *ret_bytes = remove_files(service, &orphans);
+        ps_blob_list_done(&orphans);
+    }
+    pthread_mutex_unlock(&service->blobs_lock);
+    return code;
+}
+
+int ps_service_delete_checkpoint(struct ps_service *service, const char *run, const char *sha256,
+                                 uint64_t *ret_bytes, struct ps_error *err)
+{
+    int code = check_run(run, err);
+    if (!code && !ps_sha256_hex_valid(sha256))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "sha256: must be 64 lower-case hexadecimal digits");
+    if (code)
+        return code;
+    struct ps_blob_list orphans;
+    pthread_mutex_lock(&service->blobs_lock);
+    code = ps_store_delete_checkpoint(service->store, run, sha256, &orphans, err);
+    if (!code) {
+        *ret_bytes = remove_files(service, &orphans);
+        ps_blob_list_done(&orphans);
+    }
+    pthread_mutex_unlock(&service->blobs_lock);
+    return code;
+}
