@@ -2,7 +2,6 @@
 #include "services/base/options.h"
 
 #include "services/base/clock.h"
-#include "services/base/fs.h"
 #include "services/base/text.h"
 
 #include <ctype.h>
@@ -259,61 +258,6 @@ int ps_options_parse(const struct ps_options *table, void *settings, int argc, c
     return 0;
 }
 
-static char *trim(char *text)
-{
-    while (isspace((unsigned char)*text))
-        text++;
-    for (size_t n = strlen(text); n && isspace((unsigned char)text[n - 1]); n--)
-        text[n - 1] = '\0';
-    return text;
-}
-
-int ps_options_file(const struct ps_options *table, void *settings, const char *path, char **ret_arena,
-                    struct ps_error *err)
-{
-    char *arena;
-    int code = ps_read_file(path, 1 << 20, &arena, NULL, err);
-    if (code)
-        return code;
-    int number = 0;
-    char *next = arena;
-    while (!code && next) {
-        char *line = next;
-        number++;
-        next = strchr(line, '\n');
-        if (next)
-            *next++ = '\0';
-        line = trim(line);
-        if (!*line || *line == '#' || *line == ';')
-            continue;
-        char *equals = strchr(line, '=');
-        if (!equals) {
-            code = ps_fail(err, PS_INVALID_ARGUMENT, "%s, line %d: expected NAME = VALUE", path, number);
-            break;
-        }
-        *equals = '\0';
-        char *name = trim(line);
-        const struct ps_option *row = find_row(table, name, strlen(name));
-        if (!row) {
-            unknown_flag(table, name, strlen(name), err);
-            err->code = PS_INVALID_ARGUMENT;
-            code = ps_error_prefix(err, "%s, line %d", path, number);
-            break;
-        }
-        if (table->sources && table->sources[row - table->rows] != PS_FROM_DEFAULT)
-            continue;
-        code = set_row(table, row, settings, trim(equals + 1), PS_FROM_FILE, err);
-        if (code)
-            ps_error_prefix(err, "%s, line %d", path, number);
-    }
-    if (code) {
-        free(arena);
-        return code;
-    }
-    *ret_arena = arena;
-    return 0;
-}
-
 void ps_options_format(const struct ps_option *row, const void *settings, char *out, size_t size)
 {
     const void *at = (const char *)settings + row->offset;
@@ -356,6 +300,8 @@ static void wrap(struct ps_buf *out, const char *text, int column, int indent)
         if (*text && column + 1 + (int)strcspn(text, " ") <= 79) {
             ps_buf_puts(out, " ");
             column++;
+        } else {
+            column = 80; /* what follows begins a line */
         }
     }
     ps_buf_puts(out, "\n");

@@ -69,10 +69,6 @@ int ps_options_set(const struct ps_options *table, void *settings, const char *n
 int ps_options_parse(const struct ps_options *table, void *settings, int argc, char **argv,
                      int *ret_positional, bool ignore_unknown, void (*unknown)(const char *flag),
                      struct ps_error *err);
-/* Reads NAME = VALUE lines (INI without sections, # and ; begin comments); rows set otherwise are left alone.
- * The strings live as long as *ret_arena, which the caller free()s. */
-int ps_options_file(const struct ps_options *table, void *settings, const char *path, char **ret_arena,
-                    struct ps_error *err);
 /* The row's present value as text ("***" for secrets). */
 void ps_options_format(const struct ps_option *row, const void *settings, char *out, size_t size);
 /* --help, at most 80 columns: usage, an example, then the rows by group. */
