@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One rank, for dist_test.py: dist_driver MODE [--init_method M] [--rank N --world_size W] [--heartbeat S]
- * [--collective S] [--width N] [--interface I] [--join S]. Prints what the script waits for; every failure is
- * one line "FAILED: reason" on stderr and exit status 1. */
+ * [--collective S] [--width N] [--interface I] [--join S] [--uneven 1] [--micro K] [--dump FILE]. Prints what
+ * the script waits for; every failure is one line "FAILED: reason" on stderr and exit status 1. */
 #include "services/base/clock.h"
 #include "trainer/backend/backend.h"
 #include "trainer/dist/gloo.h"
@@ -21,6 +21,8 @@ struct run {
     struct ps_comm *comm;
     int width;
     int bytes;
+    int uneven, micro;
+    const char *dump;
 };
 
 static void say(const char *text)
@@ -137,6 +139,110 @@ static int check_start(struct run *run, struct ps_error *err)
     return code;
 }
 
+/* Where a rank's part of the batch begins. */
+static int shard(const struct run *run, int global, int rank)
+{
+    int world = run->comm->world_size, even = global * rank / world;
+    return run->uneven && rank > 0 && rank < world ? even + world - rank : even;
+}
+
+/* Ranks begin with different parameters and train on parts of the same batches; what rank 0 then has goes to
+ * a file. With --uneven 1 the parts are not equal, with --micro K each part is worked on in K micro-steps. */
+static int train(struct run *run, struct ps_error *err)
+{
+    enum { GLOBAL = 12, RESOLUTION = 16, STEPS = 3 };
+    static float images[GLOBAL * 3 * RESOLUTION * RESOLUTION];
+    int32_t labels[GLOBAL];
+    struct ps_comm *c = run->comm;
+    const struct ps_backend_ops *ops;
+    struct ps_backend *backend = NULL;
+    struct ps_reducer *reducer = NULL;
+    struct ps_model *model = NULL;
+    float *params = NULL, *buffers = NULL;
+    int first = shard(run, GLOBAL, c->rank), last = shard(run, GLOBAL, c->rank + 1);
+    int code = ps_model_create("resnet18", run->width, 10, &model, err);
+    if (code == 0)
+        code = ps_backend_load("ref", &ops, err);
+    struct ps_backend_config config = {.model = model,
+                                       .precision = PS_FP32,
+                                       .threads = 1,
+                                       .max_batch = GLOBAL,
+                                       .max_eval_batch = GLOBAL,
+                                       .max_resolution = RESOLUTION,
+                                       .training = true};
+    if (code == 0)
+        code = ops->create(&config, &backend, err);
+    if (code == 0) {
+        params = calloc(model->param_elements, sizeof *params);
+        buffers = calloc(model->buffer_elements, sizeof *buffers);
+        ps_model_init(model, 1 + (uint64_t)c->rank, params, buffers);
+        code = ops->write(backend, PS_STATE_PARAMS, 0, model->param_elements, params, err);
+        if (code == 0)
+            code = ops->write(backend, PS_STATE_BUFFERS, 0, model->buffer_elements, buffers, err);
+    }
+    if (code == 0)
+        code = ps_start_broadcast(c, ops, backend, model, err);
+    struct ps_reducer_config reduce = {.ops = ops,
+                                       .backend = backend,
+                                       .model = model,
+                                       .comm = c,
+                                       .first_bucket_bytes = 4096,
+                                       .bucket_bytes = 65536};
+    if (code == 0)
+        code = ps_reducer_create(&reduce, &reducer, err);
+    uint32_t random = 1;
+    for (int step = 1; step <= STEPS && code == 0; step++) {
+        for (size_t i = 0; i < sizeof images / sizeof *images; i++) {
+            random = random * 1664525u + 1013904223u;
+            images[i] = (float)(random >> 8) / (float)(1 << 24) - 0.5f;
+        }
+        for (int i = 0; i < GLOBAL; i++)
+            labels[i] = (i * 7 + step) % 10;
+        ps_reducer_begin(reducer, (double)(last - first) / GLOBAL);
+        for (int k = 0; k < run->micro && code == 0; k++) {
+            int from = first + (last - first) * k / run->micro,
+                to = first + (last - first) * (k + 1) / run->micro;
+            struct ps_batch batch = {.pixel = PS_PIXEL_F32,
+                                     .images = images + (size_t)from * 3 * RESOLUTION * RESOLUTION,
+                                     .labels = labels + from,
+                                     .count = to - from,
+                                     .resolution = RESOLUTION,
+                                     .scale = {1, 1, 1}};
+            struct ps_loss_config loss = {.grad_scale = 1.0f / (float)(last - first)};
+            bool reduces = k == run->micro - 1;
+            code = ops->forward(backend, &batch, PS_TRAIN_FROZEN_BN, &loss, err);
+            if (code == 0)
+                code = ops->backward(backend, k > 0, NULL, reduces ? ps_reducer_ready : NULL, reducer, err);
+        }
+        if (code == 0)
+            code = ps_reducer_finish(reducer, NULL, err);
+        struct ps_optimizer_step update = {
+            .kind = PS_SGD, .step = step, .lr = 0.05, .momentum = 0.9, .nesterov = true};
+        if (code == 0)
+            code = ops->update(backend, &update, err);
+    }
+    uint64_t hash = 0;
+    if (code == 0)
+        code = ps_state_hash(ops, backend, model, PS_STATE_PARAMS, 0, &hash, err);
+    if (code == 0)
+        code = ps_compare_hash(c, "parameters", hash, err);
+    if (code == 0)
+        code = ops->read(backend, PS_STATE_PARAMS, 0, model->param_elements, params, err);
+    if (code == 0 && c->rank == 0 && run->dump) {
+        FILE *f = fopen(run->dump, "wb");
+        if (!f || fwrite(params, sizeof *params, model->param_elements, f) != model->param_elements ||
+            fclose(f) != 0)
+            code = ps_fail(err, PS_UNAVAILABLE, "cannot write %s", run->dump);
+    }
+    ps_reducer_free(reducer);
+    if (backend)
+        ops->destroy(backend);
+    ps_model_free(model);
+    free(params);
+    free(buffers);
+    return code;
+}
+
 static int bench(struct run *run, struct ps_error *err)
 {
     size_t n = (size_t)run->bytes / sizeof(float);
@@ -188,6 +294,8 @@ static int work(const char *mode, struct run *run, struct ps_error *err)
         return reduce_forever(run, err);
     if (strcmp(mode, "start") == 0)
         return check_start(run, err);
+    if (strcmp(mode, "train") == 0)
+        return train(run, err);
     if (strcmp(mode, "bench") == 0)
         return bench(run, err);
     return ps_fail(err, PS_INVALID_ARGUMENT, "no mode %s", mode);
@@ -195,7 +303,7 @@ static int work(const char *mode, struct run *run, struct ps_error *err)
 
 int main(int argc, char **argv)
 {
-    struct run run = {.width = 8, .bytes = 128};
+    struct run run = {.width = 8, .bytes = 128, .micro = 1};
     struct ps_launch_flags flags = {.world_size = 1};
     struct ps_rendezvous_config config = {
         .on_listening = on_listening, .on_failure = on_failure, .join_s = 20};
@@ -222,6 +330,12 @@ int main(int argc, char **argv)
             run.width = (int)number;
         else if (strcmp(flag, "--bytes") == 0)
             run.bytes = (int)number;
+        else if (strcmp(flag, "--uneven") == 0)
+            run.uneven = (int)number;
+        else if (strcmp(flag, "--micro") == 0)
+            run.micro = (int)number;
+        else if (strcmp(flag, "--dump") == 0)
+            run.dump = value;
         else if (strcmp(flag, "--any_port") == 0)
             any_port = (int)number;
         else if (strcmp(flag, "--interface") == 0)
