@@ -324,9 +324,8 @@ struct ps_options ps_train_table(struct ps_train_options *options)
     return (struct ps_options){
         .program = "paramsync-train",
         .usage = "[--flag value ...]",
-        .example =
-            "paramsync-train --data_url /data/cifar10 --recipe fast --output_dir out\n"
-            "paramsync-train --data_url /data/cifar10 --init_method tcp://node0:6060 --world_size 2 --rank 0",
+        .example = "paramsync-train --data_url /data/cifar10 --recipe fast --output_dir out\n"
+                   "paramsync-train --init_method tcp://node0:6060 --world_size 2 --rank 1",
         .about = "Trains one rank of a data-parallel job: ResNet-18 on CIFAR-10. Rank 0 prints the epochs' "
                  "results on "
                  "standard output; all else goes to standard error. _ and - are the same in a flag.",

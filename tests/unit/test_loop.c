@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "trainer/loop.h"
+
+#include "trainer/backend/backend.h"
+#include "trainer/data/synthetic.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void test_score(void **state)
+{
+    (void)state;
+    const float logits[] = {1, 2, 3, 5, 5, 5, -1000, 0, 1000};
+    const int32_t labels[] = {2, 0, 0};
+    double loss = 0;
+    int64_t correct = 0;
+    ps_loop_score(logits, labels, 3, 3, &loss, &correct);
+    assert_int_equal(correct, 2); /* of equal ones the first counts, as numpy.argmax has it */
+    double expected = -log(exp(3.0) / (exp(1.0) + exp(2.0) + exp(3.0))) + log(3.0) + 2000;
+    assert_true(fabs(loss - expected) < 1e-9);
+    const float bad[] = {NAN, 0};
+    ps_loop_score(bad, (int32_t[]){0}, 1, 2, &loss, &correct);
+    assert_true(isnan(loss));
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    struct ps_train_options o = {.batch = 128, .drop_last = true, .accumulate = 1};
+    struct ps_dataset data = {.train = {.count = 50000}, .test = {.count = 10000}};
+    assert_int_equal(ps_loop_batches(&o, &data, 16), 24); /* 3125 images a rank */
+    assert_int_equal(ps_loop_eval_batch(&o, &data, 16), 128);
+    o.drop_last = false;
+    assert_int_equal(ps_loop_batches(&o, &data, 16), 25);
+    data = (struct ps_dataset){.train = {.count = 100}, .test = {.count = 100}};
+    o.drop_last = true;
+    assert_int_equal(ps_loop_batches(&o, &data, 1), 0);
+    assert_int_equal(ps_loop_eval_batch(&o, &data, 3), 34);
+}
+
+/* A small job in this process: everything that one rank does, on the reference backend. */
+struct fixture {
+    struct ps_train_options options;
+    struct ps_dataset *data;
+    struct ps_model *model;
+    const struct ps_backend_ops *ops;
+    struct ps_backend *backend;
+    struct ps_comm *comm;
+    struct ps_report *report;
+    volatile sig_atomic_t stop;
+    char root[64], out[96];
+};
+
+static void open_fixture(struct fixture *f, size_t train, size_t test, char *const args[], int count)
+{
+    struct ps_error err = {0};
+    char *argv[32] = {"t", "--data_url",   f->root, "--output_dir", f->out, "--width",
+                      "4", "--resolution", "8"};
+    int argc = 9;
+    memset(f, 0, sizeof *f);
+    snprintf(f->root, sizeof f->root, "/tmp/ps_test_loop.XXXXXX");
+    assert_non_null(mkdtemp(f->root));
+    snprintf(f->out, sizeof f->out, "%s/out", f->root);
+    for (int i = 0; i < count; i++)
+        argv[argc++] = args[i];
+    assert_int_equal(ps_train_options_parse(argc, argv, &f->options, NULL, &err), 0);
+    assert_int_equal(ps_synthetic_write(f->root, train, test, 1, &err), 0);
+    assert_int_equal(ps_dataset_load(f->root, &f->data, &err), 0);
+    char command[160];
+    snprintf(command, sizeof command, "mkdir %s", f->out);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(ps_model_create("resnet18", (int)f->options.width, 10, &f->model, &err), 0);
+    assert_int_equal(ps_backend_load("ref", &f->ops, &err), 0);
+    const struct ps_backend_config config = {.model = f->model,
+                                             .threads = 1,
+                                             .max_batch = (int)f->options.batch,
+                                             .max_eval_batch = ps_loop_eval_batch(&f->options, f->data, 1),
+                                             .max_resolution = 8,
+                                             .training = true};
+    if (f->ops->create(&config, &f->backend, &err))
+        fail_msg("%s", err.message);
+    f->comm = ps_comm_single();
+    const struct ps_report_config none = {.world_size = 1};
+    assert_int_equal(ps_report_open(&none, &f->report, &err), 0);
+}
+
+static void close_fixture(struct fixture *f)
+{
+    char command[128];
+    f->ops->destroy(f->backend);
+    ps_model_free(f->model);
+    ps_dataset_free(f->data);
+    f->comm->ops->destroy(f->comm);
+    snprintf(command, sizeof command, "rm -rf %s", f->root);
+    assert_int_equal(system(command), 0);
+}
+
+/* Standard output of the loop goes to a file for the time of the call. */
+static int run(struct fixture *f, struct ps_checkpoint *resume, struct ps_loop_result *result, char *ret_text,
+               size_t size, struct ps_error *err)
+{
+    const struct ps_loop_config config = {.options = &f->options,
+                                          .data = f->data,
+                                          .model = f->model,
+                                          .ops = f->ops,
+                                          .backend = f->backend,
+                                          .comm = f->comm,
+                                          .report = f->report,
+                                          .resume = resume,
+                                          .lr = f->options.lr,
+                                          .threads = 1,
+                                          .stop = &f->stop};
+    char path[160];
+    snprintf(path, sizeof path, "%s/stdout", f->root);
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO);
+    assert_non_null(freopen(path, "w", stdout));
+    int code = ps_loop_run(&config, result, err);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    size_t n = fread(ret_text, 1, size - 1, file);
+    ret_text[n] = '\0';
+    fclose(file);
+    return code;
+}
+
+static void test_two_epochs(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048], expected[512], *path;
+    char *args[] = {"--epochs",     "2", "--batch", "16",   "--drop_last", "false",
+                    "--accumulate", "2", "--lr",    "0.003"};
+    open_fixture(&f, 75, 33, args,
+                 10); /* 5 batches, the last of 11: 3 steps; tests in 3 batches, the last of 1 */
+    if (run(&f, NULL, &result, text, sizeof text, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(result.epochs_done, 2);
+    assert_int_equal(result.steps, 6);
+    double train[2], val[2], accuracy[2];
+    int used = 0;
+    assert_int_equal(sscanf(text,
+                            "train | epoch: 1 | loss: %lf\nval | epoch: 1 | loss: %lf | accuracy: %lf \n\n"
+                            "train | epoch: 2 | loss: %lf\nval | epoch: 2 | loss: %lf | accuracy: %lf \n\n%n",
+                            &train[0], &val[0], &accuracy[0], &train[1], &val[1], &accuracy[1], &used),
+                     6);
+    snprintf(expected, sizeof expected,
+             "train | epoch: 1 | loss: %.4f\nval | epoch: 1 | loss: %.4f | accuracy: %.4f \n\n"
+             "train | epoch: 2 | loss: %.4f\nval | epoch: 2 | loss: %.4f | accuracy: %.4f \n\n",
+             train[0], val[0], accuracy[0], train[1], val[1], accuracy[1]);
+    assert_string_equal(text, expected); /* byte for byte */
+    assert_true(fabs(accuracy[1] - result.accuracy) < 1e-4);
+    assert_true(fabs(result.accuracy * 33 - round(result.accuracy * 33)) < 1e-9); /* of 33 images */
+    assert_true(train[1] < train[0]);
+
+    struct ps_checkpoint *c;
+    assert_int_equal(ps_checkpoint_newest(f.out, &path, NULL, NULL, &err), 0);
+    assert_int_equal(ps_checkpoint_load(path, f.model, &c, &err), 0);
+    assert_int_equal(c->epoch, 2);
+    assert_int_equal(c->step, 6);
+    assert_int_equal(c->batches, 10);
+    assert_non_null(c->moment_2);
+    ps_checkpoint_free(c);
+    free(path);
+    close_fixture(&f);
+}
+
+static void test_signal_stops(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048];
+    char *args[] = {"--epochs", "2", "--batch", "16"};
+    open_fixture(&f, 48, 16, args, 4);
+    f.stop = 15;
+    assert_int_equal(run(&f, NULL, &result, text, sizeof text, &err), PS_CANCELLED);
+    assert_non_null(strstr(err.message, "signal 15"));
+    assert_string_equal(text, "");
+    close_fixture(&f);
+}
+
+static void test_nan_stops(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048];
+    char *args[] = {"--epochs", "3", "--batch", "16", "--lr", "1e6", "--optimizer", "sgd"};
+    open_fixture(&f, 48, 16, args, 8);
+    assert_int_equal(run(&f, NULL, &result, text, sizeof text, &err), PS_ABORTED);
+    assert_non_null(strstr(err.message, "at step"));
+    assert_non_null(strstr(err.message, "rank 0"));
+    assert_non_null(strstr(err.message, "checkpoint"));
+    close_fixture(&f);
+}
+
+static void test_eval_every(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048];
+    char *args[] = {"--epochs", "3", "--batch", "16", "--eval_every", "2"};
+    open_fixture(&f, 32, 16, args, 6);
+    assert_int_equal(run(&f, NULL, &result, text, sizeof text, &err), 0);
+    assert_null(strstr(text, "val | epoch: 1"));
+    assert_non_null(strstr(text, "val | epoch: 2"));
+    assert_non_null(strstr(text, "val | epoch: 3"));
+    close_fixture(&f);
+}
+
+static void test_resume_of_other_optimizer(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[64];
+    char *args[] = {"--epochs", "1", "--batch", "16"};
+    open_fixture(&f, 32, 16, args, 4);
+    struct ps_checkpoint c = {.epoch = 1, .optimizer = PS_SGD};
+    assert_int_equal(run(&f, &c, &result, text, sizeof text, &err), PS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "--optimizer sgd"));
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_score),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_two_epochs),
+        cmocka_unit_test(test_signal_stops),
+        cmocka_unit_test(test_nan_stops),
+        cmocka_unit_test(test_eval_every),
+        cmocka_unit_test(test_resume_of_other_optimizer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
