@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP face of a real paramsyncd, filled over gRPC: figures, ranges, hostile addresses, Host check, event streams
+over a restart, login, and that every route and field is described in web/openapi.yaml."""
+import contextlib
+import http.client
+import json
+import math
+import os
+import pathlib
+import re
+
+from http_world import Sidecar, skip
+
+
+def check(condition, *what):
+    if not condition:
+        raise AssertionError(what)
+
+
+def figures(sidecar):
+    one = sidecar.create("single", 1, model="resnet18", dataset="generated", dataset_hash="d1", epochs_planned=5, batch_per_rank=128,
+                         config={"lr": 0.01, "world_size": 1})
+    two = sidecar.create("dp/2 \"<b>\"", 2, model="resnet18", dataset="generated", dataset_hash="d1", epochs_planned=5, batch_per_rank=128,
+                         config={"lr": 0.02, "world_size": 2})
+    for e, accuracy in enumerate([0.4, 0.6, 0.75, 0.8, 0.82], 1):
+        sidecar.epoch(one.id, e, accuracy, seconds=20, rate=1000, val_loss=math.nan if e == 2 else 0.5)
+        sidecar.epoch(two.id, e, accuracy - 0.01, seconds=11, rate=1900)
+    sidecar.steps(one.id, [("loss", i, math.inf if i == 7 else 1 / (i + 1), i * 0.1) for i in range(5000)])
+    sidecar.finish(one.id, elapsed=101)
+
+    runs = sidecar.json("/api/v1/runs")["runs"]
+    check([r["name"] for r in runs] == ["dp/2 \"<b>\"", "single"], runs)
+    check(runs[1]["state"] == "finished" and runs[0]["state"] == "running", runs)
+    check(runs[1]["time_to_target_s"] == 80.0, runs[1])
+    check(runs[0]["time_to_target_s"] == 55.0, runs[0])
+    page = sidecar.json("/api/v1/runs?limit=1")
+    check(len(page["runs"]) == 1 and page["next_page"], page)
+    rest = sidecar.json("/api/v1/runs?limit=1&page=" + page["next_page"])
+    check(rest["runs"][0]["name"] == "single" and rest["next_page"] is None, rest)
+    check(len(sidecar.json("/api/v1/runs?q=SING")["runs"]) == 1)
+    check(len(sidecar.json("/api/v1/runs?state=running,lost")["runs"]) == 1)
+
+    series = sidecar.json(f"/api/v1/runs/{one.id}/series")
+    check(series["epochs"]["val_loss"][1] == "NaN" and series["names"] == ["loss"], series)
+    steps = sidecar.json(f"/api/v1/runs/single/series?name=loss&max_points=200")["series"][0]
+    check(steps["total_points"] == 5000 and len(steps["steps"]) <= 200, len(steps["steps"]))
+    check(steps["steps"][0] == 0 and steps["steps"][-1] == 4999, "first and last stay")
+    check("Infinity" in steps["values"] and 1.0 in steps["values"], "the infinity and the maximum stay")
+
+    rows = {r["name"]: r for r in sidecar.json(f"/api/v1/compare?runs={one.id},{two.id},sample-1&target=0.8")["rows"]}
+    check(abs(rows["dp/2 \"<b>\""]["speedup"] - 1.9) < 1e-9 and abs(rows["dp/2 \"<b>\""]["efficiency"] - 0.95) < 1e-9, rows)
+    check(abs(rows["dp/2 \"<b>\""]["time_speedup"] - 80 / 55) < 1e-9, rows)
+    check(rows["single"]["total_s"] == 101.0, rows["single"])
+    check(rows["sample-1"]["speedup"] is None and rows["sample-1"]["time_to_target_s"] is None, rows["sample-1"])
+    other = sidecar.create("other", 2, model="resnet18", dataset="generated", dataset_hash="d2")
+    refused = sidecar.json(f"/api/v1/compare?runs={one.id},{other.id}")["rows"][1]
+    check(refused["refusal"] and refused["speedup"] is None, refused)
+    return one
+
+
+def downloads(sidecar, run):
+    data = bytes(range(256)) * 1200
+    sha256 = sidecar.put(run.id, 5, data, filename="epoch_5.safetensors")
+    path = f"/api/v1/checkpoints/{sha256}"
+    status, headers, body = sidecar.get(path)
+    check(status == 200 and body == data, status, len(body))
+    check(headers["etag"] == f'"{sha256}"' and headers["content-disposition"] == 'attachment; filename="epoch_5.safetensors"', headers)
+    half = sidecar.get(path, Range=f"bytes=0-{len(data) // 2 - 1}")[2]
+    rest_status, rest_headers, rest = sidecar.get(path, Range=f"bytes={len(half)}-")
+    check(rest_status == 206 and half + rest == data, "a resumed download is the file")
+    check(rest_headers["content-range"] == f"bytes {len(half)}-{len(data) - 1}/{len(data)}", rest_headers)
+    check(sidecar.get(path, Range="bytes=-10")[2] == data[-10:])
+    status, headers, _ = sidecar.get(path, Range=f"bytes={len(data)}-")
+    check(status == 416 and headers["content-range"] == f"bytes */{len(data)}", status, headers)
+    listed = sidecar.json(f"/api/v1/runs/{run.id}/checkpoints")["checkpoints"]
+    check(listed[0]["sha256"] == sha256 and listed[0]["best"] is True, listed)
+
+
+def hostile(sidecar):
+    for path in ["/..%2f..%2fetc%2fpasswd", "/api/v1/runs/..%2f..%2fparamsync.db", "/api/v1/runs/%2e%2e", "/api/v1/runs/a%00b",
+                 "/api/v1/checkpoints/..%2f..%2fparamsync.db", "/api/v1/checkpoints/" + "g" * 64, "/paramsync.db", "/.git/config",
+                 "/api/v1/runs/%F0%28%8C%28", "/api/v1/runs/' OR 1=1 --".replace(" ", "%20")]:
+        status, headers, body = sidecar.get(path)
+        check(status == 404, path, status, body)
+        check(json.loads(body)["error"]["code"] == "NOT_FOUND", path, body)
+        check("default-src 'none'" in headers["content-security-policy"], headers)
+    for host, wanted in [("evil.example", 403), (f"evil.example:{sidecar.port}", 403), ("localhost", 200), (f"127.0.0.1:{sidecar.port}", 200),
+                         ("[::1]", 200), ("allowed.example", 200)]:
+        status, _, body = sidecar.get("/api/v1/runs", Host=host)
+        check(status == wanted, host, status, body)
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"]:
+        status, headers, _ = sidecar.request(method, "/api/v1/runs", {"Content-Length": "0"})
+        check(status == 405 and headers["allow"] == "GET, HEAD", method, status)
+        check("access-control-allow-origin" not in headers, headers)
+    check(sidecar.get("/" + "a" * 5000)[0] == 414)
+
+
+class Stream:
+    """Reads server-sent events."""
+
+    def __init__(self, sidecar, last=None, headers=None):
+        self.connection = http.client.HTTPConnection("127.0.0.1", sidecar.port, timeout=30)
+        self.connection.request("GET", "/api/v1/events", headers={**({"Last-Event-ID": str(last)} if last is not None else {}), **(headers or {})})
+        self.response = self.connection.getresponse()
+        check(self.response.status == 200, self.response.status)
+        check(self.response.getheader("content-type") == "text/event-stream")
+        self.next()  # the greeting: from here on nothing is missed
+
+    def next(self):
+        event = {}
+        while True:
+            line = self.response.readline().decode().rstrip("\n")
+            if line == "" and "event" in event:
+                return event
+            if ": " in line and not line.startswith(":"):
+                key, value = line.split(": ", 1)
+                event[key] = value
+
+    def run_event(self):
+        while True:
+            event = self.next()
+            if event["event"] == "run":
+                return int(event["id"]), json.loads(event["data"])
+
+    def close(self):
+        self.connection.close()
+
+
+def events(sidecar):
+    with contextlib.closing(Stream(sidecar)) as stream:
+        run = sidecar.create("watched", 1)
+        first, data = stream.run_event()
+        check(data["kind"] == "created" and data["run"]["name"] == "watched", data)
+        sidecar.epoch(run.id, 1, 0.5)
+        kinds = []
+        while "epoch" not in kinds:
+            last, data = stream.run_event()
+            kinds.append(data["kind"])
+        check(data["run"]["accuracy"] == 0.5, data)
+    sidecar.epoch(run.id, 2, 0.6)  # while nobody listens
+    sidecar.stop()
+    sidecar.start()
+    sidecar.epoch(run.id, 3, 0.7)
+    with contextlib.closing(Stream(sidecar, last)) as stream:
+        ids = []
+        while True:
+            number, data = stream.run_event()
+            ids.append(number)
+            if data["kind"] == "epoch" and "epoch 3" in data["detail"]:
+                break
+        check(ids == sorted(set(ids)) and ids[0] > last, ids)
+    status = sidecar.get("/api/v1/events", Last_Event_ID="not-a-number")[0]
+    check(status == 400, status)
+
+
+def metrics(sidecar):
+    status, headers, body = sidecar.get("/metrics")
+    check(status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4"), headers)
+    text = body.decode()
+    for line in text.splitlines():
+        check(re.fullmatch(r'# (HELP|TYPE) [a-z_]+ .+|[a-z_]+(\{[a-z]+="[a-z]+"\})? [0-9.]+', line), line)
+    for name in ["paramsync_epochs 13", 'paramsync_runs{state="finished"} 1', "process_resident_memory_bytes", "paramsync_store_wal_bytes"]:
+        check(name in text, name, text)
+
+
+def login():
+    with Sidecar(token="correct-horse-battery") as sidecar:
+        check(sidecar.get("/")[0] == 200, "the page itself asks for the token")
+        check(sidecar.get("/api/v1/runs")[0] == 401)
+        check(sidecar.get("/api/v1/runs", Authorization="Bearer wrong")[0] == 401)
+        check(sidecar.get("/api/v1/runs", Authorization="Bearer correct-horse-battery")[0] == 200)
+        status, headers, _ = sidecar.request("POST", "/api/v1/session", {"Authorization": "Bearer correct-horse-battery", "Content-Length": "0"})
+        check(status == 200 and "HttpOnly" in headers["set-cookie"] and "SameSite=Strict" in headers["set-cookie"], headers)
+        cookie = headers["set-cookie"].split(";")[0]
+        check("correct-horse" not in cookie, cookie)
+        check(sidecar.get("/api/v1/runs", Cookie=cookie)[0] == 200)
+        with contextlib.closing(Stream(sidecar, headers={"Cookie": cookie})):
+            pass
+
+
+def described(sidecar, run):
+    """web/openapi.yaml names every route, and every field that the server sends."""
+    try:
+        import yaml
+    except ImportError:
+        print("no python3-yaml: the description is not checked")
+        return
+    api = yaml.safe_load(pathlib.Path(os.environ["PS_SOURCE"], "web/openapi.yaml").read_text())
+    check(api["openapi"].startswith("3.1"), api["openapi"])
+
+    def resolve(schema):
+        while "$ref" in schema:
+            node = api
+            for part in schema["$ref"].lstrip("#/").split("/"):
+                node = node[part]
+            schema = node
+        return schema
+
+    def fits(value, schema, where):
+        schema = resolve(schema)
+        if "oneOf" in schema or "anyOf" in schema:
+            problems = []
+            for one in schema.get("oneOf") or schema["anyOf"]:
+                try:
+                    fits(value, one, where)
+                    return
+                except AssertionError as error:
+                    problems.append(error)
+            raise AssertionError((where, value, problems))
+        types = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
+        wanted = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        check(any(isinstance(value, types[t]) and not (isinstance(value, bool) and t in ("integer", "number")) for t in wanted), where, value, wanted)
+        check("enum" not in schema or value in schema["enum"], where, value)
+        if isinstance(value, dict):
+            check(set(value) <= set(schema["properties"]), where, set(value) - set(schema["properties"]))
+            check(set(schema.get("required", [])) <= set(value), where, set(schema.get("required", [])) - set(value))
+            for key, inner in value.items():
+                fits(inner, schema["properties"][key], f"{where}.{key}")
+        elif isinstance(value, list):
+            for inner in value:
+                fits(inner, schema["items"], where + "[]")
+
+    asked = 0
+    for path, methods in api["paths"].items():
+        content = methods["get"]["responses"]["200"].get("content", {})
+        if "application/json" not in content:
+            continue
+        address = path.replace("{run}", run.id).lstrip("/")
+        if path.endswith("/compare"):
+            address += f"?runs={run.id},sample-1"
+        for suffix in ["", "?name=loss&max_points=10"] if path.endswith("/series") else [""]:
+            fits(sidecar.json("/" + address + suffix), content["application/json"]["schema"], path)
+            asked += 1
+    check(asked >= 10, asked)
+    fits(json.loads(sidecar.get("/nothing")[2]), {"$ref": "#/components/schemas/Error"}, "error")
+
+
+def main():
+    with Sidecar("--http-allow-host", "allowed.example") as sidecar:
+        run = figures(sidecar)
+        downloads(sidecar, run)
+        hostile(sidecar)
+        described(sidecar, run)
+        events(sidecar)
+        metrics(sidecar)
+    login()
+    print("the HTTP face answers as described")
+
+
+if __name__ == "__main__":
+    if "PS_BIN" not in os.environ:
+        skip("PS_BIN is not set")
+    main()
