@@ -422,7 +422,7 @@ static enum MHD_Result route(struct request *request, const char *url, const cha
     if (!ps_http_host_ok(host, http->bound, (const char *const *)http->allowed, http->allowed_count))
         return fail_as(
             request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
-            "this name is not one of the sidecar's; add it with --http-allow-host if it should be");
+            "this name is not one of the sidecar's; add it with --allow-host if it should be");
     if (request->too_long)
         return fail_as(request, MHD_HTTP_URI_TOO_LONG, "INVALID_ARGUMENT", "the address is too long");
     if (request->has_nul)

@@ -26,7 +26,7 @@ def figures(sidecar):
     for e, accuracy in enumerate([0.4, 0.6, 0.75, 0.8, 0.82], 1):
         sidecar.epoch(one.id, e, accuracy, seconds=20, rate=1000, val_loss=math.nan if e == 2 else 0.5)
         sidecar.epoch(two.id, e, accuracy - 0.01, seconds=11, rate=1900)
-    sidecar.steps(one.id, [("loss", i, math.inf if i == 7 else 1 / (i + 1), i * 0.1) for i in range(5000)])
+    sidecar.steps(one.id, [("loss", i, math.inf if i == 7 else 1 / (i + 1), i * 0.01) for i in range(5000)])
     sidecar.finish(one.id, elapsed=101)
 
     runs = sidecar.json("/api/v1/runs")["runs"]
@@ -237,7 +237,7 @@ def described(sidecar, run):
 
 
 def main():
-    with Sidecar("--http-allow-host", "allowed.example") as sidecar:
+    with Sidecar("--allow-host", "allowed.example") as sidecar:
         run = figures(sidecar)
         downloads(sidecar, run)
         hostile(sidecar)
