@@ -286,9 +286,10 @@ void ps_options_format(const struct ps_option *row, const void *settings, char *
 /* Wraps text at 80 columns, continuing at indent; the first line begins at column. */
 static void wrap(struct ps_buf *out, const char *text, int column, int indent)
 {
+    bool spaced = true; /* whether the next word may follow where we are */
     while (*text) {
         int n = (int)strcspn(text, " ");
-        if (column + n > 79 && column > indent) {
+        if ((!spaced || column + n > 79) && column > indent) {
             ps_buf_printf(out, "\n%*s", indent, "");
             column = indent;
         }
@@ -297,7 +298,8 @@ static void wrap(struct ps_buf *out, const char *text, int column, int indent)
         text += n;
         while (*text == ' ')
             text++;
-        if (*text && column + 1 + (int)strcspn(text, " ") <= 79) {
+        spaced = *text && column + 1 + (int)strcspn(text, " ") <= 79;
+        if (spaced) {
             ps_buf_puts(out, " ");
             column++;
         } else {
