@@ -30,7 +30,7 @@ struct fake_point {
 struct fake {
     struct ps_rpc_server *server;
     char listen[64];
-    const char *token; /* NULL: open */
+    _Atomic(const char *) token; /* NULL: open */
 
     pthread_mutex_t lock; /* guards everything below */
     pthread_cond_t changed;
@@ -57,15 +57,16 @@ struct fake {
     size_t points_at_finish, epochs_at_finish, blobs_at_finish;
 
     /* How to misbehave. */
-    double delay_s;       /* before each answer */
-    size_t lose_acks;     /* store this many batches, then end the call instead of acknowledging */
-    int refuse_create;    /* a ps_code */
-    int refuse_epoch;     /* epoch that is refused as an INVALID_ARGUMENT */
-    int refuse_put;       /* a ps_code for the next put, then cleared */
-    size_t pull_stop_at;  /* bytes after which PullCheckpoint breaks off once; 0: never */
-    size_t pull_flip_at;  /* byte of which one bit is flipped after its crc32c was taken, once; 0: never */
-    size_t pull_spoil_at; /* the same before the crc32c was taken: only the sha256 can tell; stays */
-    size_t pulled_bytes;
+    double delay_s;              /* before each answer */
+    size_t lose_acks;            /* store this many batches, then end the call instead of acknowledging */
+    _Atomic int refuse_create;   /* a ps_code */
+    _Atomic int refuse_epoch;    /* epoch that is refused as an INVALID_ARGUMENT */
+    _Atomic int refuse_put;      /* a ps_code for the next put, then cleared */
+    _Atomic size_t pull_stop_at; /* bytes after which PullCheckpoint breaks off once; 0: never */
+    _Atomic size_t
+        pull_flip_at; /* byte of which one bit is flipped after its crc32c was taken, once; 0: never */
+    _Atomic size_t pull_spoil_at; /* the same before the crc32c was taken: only the sha256 can tell; stays */
+    _Atomic size_t pulled_bytes;
 };
 
 static const char fake_run_id[] = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
