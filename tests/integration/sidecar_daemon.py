@@ -134,8 +134,8 @@ def test_config_file():
 
 
 def test_token():
-    (folder / "token").write_text("s3cret \nnot this\n")
-    for what, d in (("from a file", Daemon("token", "--token-file", folder / "token")),
+    (folder / "token.txt").write_text("s3cret \nnot this\n")
+    for what, d in (("from a file", Daemon("token", "--token-file", folder / "token.txt")),
                     ("from the environment", Daemon("token2", environment={"PARAMSYNC_TOKEN": "s3cret"}))):
         d.connect()
         ask = lambda *metadata: d.runs.ListRuns(runs.ListRunsRequest(), metadata=metadata)
@@ -301,6 +301,7 @@ def test_bad_stores():
     import sqlite3
     (data / "paramsync.db").unlink()
     base = sqlite3.connect(data / "paramsync.db")
+    base.execute("PRAGMA application_id = 0x5053594e")
     base.execute("PRAGMA user_version = 77")
     base.close()
     refused("a newer store", 1, "schema 77", "--data-dir", data, *listen)

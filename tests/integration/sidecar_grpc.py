@@ -370,7 +370,10 @@ def test_unknown_method():
 for test in (test_runs, test_list, test_metrics, test_checkpoints, test_watching, test_gate, test_unknown_method):
     print(test.__name__, flush=True)
     test()
-stream = collect(d.runs.WatchRun(runs.WatchRunRequest(run="m")))
-stream()
+# A stop with a stream that is open: its client is told, and the daemon does not wait for it.
+stream = collect(d.runs.WatchRun(runs.WatchRunRequest(run="list-3", since_id=1 << 40)))
+d.runs.UpdateRun(runs.UpdateRunRequest(run="list-3", notes="one event"))
+d.process.send_signal(signal.SIGTERM)
+same("the open stream", stream(), grpc.StatusCode.UNAVAILABLE)
 same("exit status after SIGTERM", d.stop(), 0)
 finish()
