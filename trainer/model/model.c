@@ -403,12 +403,16 @@ void ps_model_init(const struct ps_model *model, uint64_t seed, float *params, f
     for (int i = 0; i < model->param_count; i++) {
         const struct ps_param *p = &model->params[i];
         float *out = params + p->offset;
-        /* PyTorch's uniform_ on the CPU: 24 random bits to [0, 1), then scaled in float. */
-        float bound = p->fan_in ? (float)(1 / sqrt((double)p->fan_in)) : 0, range = bound - -bound;
+        /* torch.nn.init to the last bit: kaiming_uniform_(a = sqrt(5)) for weights and 1/sqrt(fan_in) for
+         * biases, in double; then uniform_ on the CPU: 24 random bits to [0, 1), scaled in double by the
+         * float range. */
+        double root5 = sqrt(5), gain = sqrt(2 / (1 + root5 * root5)), root = sqrt((double)p->fan_in);
+        float bound = p->fan_in == 0 ? 0 : (float)(p->ndim > 1 ? sqrt(3) * (gain / root) : 1 / root);
+        double range = (double)(bound - -bound);
         for (size_t k = 0; k < p->count; k++) {
             if (p->fan_in) {
-                float unit = (float)(ps_mt19937_next(&mt) & 0xffffffu) * 0x1p-24f;
-                out[k] = unit * range - bound;
+                double unit = (double)(ps_mt19937_next(&mt) & 0xffffffu) * 0x1p-24;
+                out[k] = (float)(unit * range + (double)-bound);
             } else {
                 out[k] = p->fill;
             }
