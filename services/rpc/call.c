@@ -43,6 +43,7 @@ void ps_rpc_call_free(struct ps_rpc_call *call)
         grpc_call_unref(call->core);
     gpr_free(call->peer);
     free(call->pairs);
+    ps_rpc_scratch_done(&call->scratch);
     pthread_cond_destroy(&call->changed);
     pthread_mutex_destroy(&call->lock);
     free(call);
@@ -157,7 +158,7 @@ static int receive(struct ps_rpc_call *call, bool end_at_drain, ProtobufCMessage
         call->ended = true;
         return 0;
     }
-    int code = ps_rpc_unpack(buffer, call->registered->method->request, ret_message, err);
+    int code = ps_rpc_unpack(buffer, &call->scratch, call->registered->method->request, ret_message, err);
     grpc_byte_buffer_destroy(buffer);
     return code < 0 ? code : 1;
 }
@@ -311,7 +312,7 @@ static int prepare(struct ps_rpc_call *call, ProtobufCMessage **ret_request, str
             return over(call, err);
         return ps_fail(err, PS_UNIMPLEMENTED, "%s takes one request, none came", method->path);
     }
-    int code = ps_rpc_unpack(call->payload, method->request, ret_request, err);
+    int code = ps_rpc_unpack(call->payload, NULL, method->request, ret_request, err);
     grpc_byte_buffer_destroy(call->payload);
     call->payload = NULL;
     return code;

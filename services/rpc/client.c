@@ -279,7 +279,7 @@ int ps_rpc_unary(struct ps_rpc_channel *channel, const char *path, const Protobu
         else if (!answer)
             code = ps_fail(err, PS_INTERNAL, "%s at %s ended well without an answer", path, channel->target);
         else
-            code = ps_rpc_unpack(answer, response, ret_response, err);
+            code = ps_rpc_unpack(answer, NULL, response, ret_response, err);
     } else {
         code = ps_fail(err, PS_INTERNAL, "%s: %s", path, grpc_call_error_to_string(error));
     }
@@ -299,7 +299,8 @@ struct ps_rpc_stream {
     const ProtobufCMessageDescriptor *response;
     char *path;
     grpc_call *core;
-    struct outcome outcome; /* filled by the core; valid once over is true */
+    struct outcome outcome;        /* filled by the core; valid once over is true */
+    struct ps_rpc_scratch scratch; /* of the receiving thread */
 
     pthread_mutex_t lock; /* guards all below and grpc_call_start_batch */
     pthread_cond_t changed;
@@ -325,6 +326,7 @@ static void stream_release_locked(struct ps_rpc_stream *stream)
     outcome_done(&stream->outcome);
     pthread_cond_destroy(&stream->changed);
     pthread_mutex_destroy(&stream->lock);
+    ps_rpc_scratch_done(&stream->scratch);
     free(stream->path);
     free(stream);
     pthread_mutex_lock(&channel->lock);
@@ -491,19 +493,28 @@ int ps_rpc_stream_close_send(struct ps_rpc_stream *stream, struct ps_error *err)
     return code;
 }
 
+/* With the lock held. */
+static void ask_for_message(struct ps_rpc_stream *stream)
+{
+    if (stream->receiving || stream->over)
+        return;
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+    op.data.recv_message.recv_message = &stream->message;
+    stream->receiving = stream_start(stream, &op, 1, &stream->recv_tag, stream_received);
+}
+
 int ps_rpc_stream_recv(struct ps_rpc_stream *stream, ProtobufCMessage **ret_message, struct ps_error *err)
 {
     pthread_mutex_lock(&stream->lock);
-    if (!stream->received && !stream->receiving && !stream->over) {
-        grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
-        op.data.recv_message.recv_message = &stream->message;
-        stream->receiving = stream_start(stream, &op, 1, &stream->recv_tag, stream_received);
-    }
+    if (!stream->received)
+        ask_for_message(stream);
     while (stream->receiving)
         pthread_cond_wait(&stream->changed, &stream->lock);
     grpc_byte_buffer *buffer = stream->received ? stream->message : NULL;
     stream->message = NULL;
     stream->received = false;
+    if (buffer) /* the next one comes in while this one is looked at */
+        ask_for_message(stream);
     /* Nothing: the end has come, and its status with it or right after. */
     while (!buffer && !stream->over)
         pthread_cond_wait(&stream->changed, &stream->lock);
@@ -512,7 +523,7 @@ int ps_rpc_stream_recv(struct ps_rpc_stream *stream, ProtobufCMessage **ret_mess
         return stream->outcome.status == GRPC_STATUS_OK
                    ? 0
                    : fail_from(stream->channel, stream->path, &stream->outcome, err);
-    int code = ps_rpc_unpack(buffer, stream->response, ret_message, err);
+    int code = ps_rpc_unpack(buffer, &stream->scratch, stream->response, ret_message, err);
     grpc_byte_buffer_destroy(buffer);
     return code < 0 ? code : 1;
 }

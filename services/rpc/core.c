@@ -144,24 +144,56 @@ static int unpack_bytes(const uint8_t *data, size_t size, const ProtobufCMessage
     return 0;
 }
 
-int ps_rpc_unpack(grpc_byte_buffer *buffer, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret,
-                  struct ps_error *err)
+void ps_rpc_scratch_done(struct ps_rpc_scratch *scratch)
+{
+    free(scratch->data);
+    *scratch = (struct ps_rpc_scratch){0};
+}
+
+/* More than this is not kept for a next message that may never come. */
+enum { SCRATCH_KEPT = 2 << 20 };
+
+static int unpack_joined(grpc_byte_buffer_reader *reader, size_t size, struct ps_rpc_scratch *scratch,
+                         const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret, struct ps_error *err)
+{
+    if (scratch->capacity < size) {
+        ps_rpc_scratch_done(scratch);
+        scratch->data = malloc(size);
+        if (!scratch->data)
+            return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for a message of %zu bytes", size);
+        scratch->capacity = size;
+    }
+    size_t used = 0;
+    grpc_slice *slice;
+    while (grpc_byte_buffer_reader_peek(reader, &slice) && GRPC_SLICE_LENGTH(*slice) <= size - used) {
+        memcpy(scratch->data + used, GRPC_SLICE_START_PTR(*slice), GRPC_SLICE_LENGTH(*slice));
+        used += GRPC_SLICE_LENGTH(*slice);
+    }
+    int code = unpack_bytes(scratch->data, used, type, ret, err);
+    if (scratch->capacity > SCRATCH_KEPT)
+        ps_rpc_scratch_done(scratch);
+    return code;
+}
+
+int ps_rpc_unpack(grpc_byte_buffer *buffer, struct ps_rpc_scratch *scratch,
+                  const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret, struct ps_error *err)
 {
     grpc_byte_buffer_reader reader;
     if (!grpc_byte_buffer_reader_init(&reader, buffer))
         return ps_fail(err, PS_INTERNAL, "the bytes of a %s message cannot be read", type->name);
     int code;
-    size_t slices = buffer->type == GRPC_BB_RAW ? buffer->data.raw.slice_buffer.count : 0;
-    if (slices == 1) { /* in place; several slices must be joined, for protobuf-c wants them in one piece */
+    size_t slices = buffer->data.raw.slice_buffer.count;
+    if (slices <= 1) { /* in place; several slices must be joined, for protobuf-c wants them in one piece */
         grpc_slice *slice;
         if (grpc_byte_buffer_reader_peek(&reader, &slice))
             code = unpack_bytes(GRPC_SLICE_START_PTR(*slice), GRPC_SLICE_LENGTH(*slice), type, ret, err);
         else
             code = unpack_bytes((const uint8_t *)"", 0, type, ret, err);
     } else {
-        grpc_slice whole = grpc_byte_buffer_reader_readall(&reader);
-        code = unpack_bytes(GRPC_SLICE_START_PTR(whole), GRPC_SLICE_LENGTH(whole), type, ret, err);
-        grpc_slice_unref(whole);
+        struct ps_rpc_scratch own = {0};
+        code =
+            unpack_joined(&reader, grpc_byte_buffer_length(buffer), scratch ? scratch : &own, type, ret, err);
+        ps_rpc_scratch_done(&own);
     }
     grpc_byte_buffer_reader_destroy(&reader);
     return code;

@@ -61,10 +61,18 @@ struct timespec ps_rpc_at(double seconds_from_now);
 
 /* The packed message, or NULL when memory is short. */
 grpc_byte_buffer *ps_rpc_pack(const ProtobufCMessage *message);
+/* Where messages of several slices are joined; kept from message to message of a stream, since fresh memory
+ * for each costs more than the copy. Zero-initialise; NULL where only one message comes. Of one thread. */
+struct ps_rpc_scratch {
+    uint8_t *data;
+    size_t capacity;
+};
+void ps_rpc_scratch_done(struct ps_rpc_scratch *scratch);
+
 /* Checks the strings and unpacks. INTERNAL: no such message; INVALID_ARGUMENT: a string that is not text. The
  * buffer stays the caller's. */
-int ps_rpc_unpack(grpc_byte_buffer *buffer, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret,
-                  struct ps_error *err);
+int ps_rpc_unpack(grpc_byte_buffer *buffer, struct ps_rpc_scratch *scratch,
+                  const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret, struct ps_error *err);
 
 /* Walks the bytes of a message along its descriptor: strings must be UTF-8 without NUL (INVALID_ARGUMENT
  * names the field), the wire format must hold together (INTERNAL). protobuf-c itself accepts any bytes in a

@@ -99,6 +99,7 @@ struct ps_rpc_call {
     struct ps_rpc_trailer *trailers;
     size_t trailer_count;
     char *peer;
+    struct ps_rpc_scratch scratch;
     bool ended; /* recv has reported the half-close */
 
     pthread_mutex_t lock; /* guards all below and grpc_call_start_batch */
