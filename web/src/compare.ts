@@ -96,15 +96,15 @@ export function comparePage(params: URLSearchParams): Page {
       const [mine, theirs] = [num(row.time_to_target_s), num(reference.time_to_target_s)];
       cards.push(h("div", { class: "card" },
         h("span", { class: "card-name" }, swatch(styleOf(row)), row.name, h("span", { class: "soft" }, `/ ${reference.name}`)),
-        h("div", { class: "card-figures" },
+        h("div", { class: "card-body" }, h("div", { class: "card-figures" },
           h("div", {}, h("span", { class: "figure" }, times(row.speedup)), h("span", { class: "figure-label" }, t("cmp_speedup"))),
           h("div", {}, h("span", { class: "figure" }, percent(row.efficiency)), h("span", { class: "figure-label" }, t("cmp_efficiency"))),
           h("div", {}, h("span", { class: "figure" }, times(row.time_speedup)), h("span", { class: "figure-label" }, t("cmp_time_speedup")))),
-        num(row.speedup) !== null && h("p", {}, t("cmp_headline_speed", row.world_size, times(row.speedup), one),
+        h("div", {}, num(row.speedup) !== null && h("p", {}, t("cmp_headline_speed", row.world_size, times(row.speedup), one),
           ratio > 1 && [" · ", t("cmp_headline_eff", percent(row.efficiency), times(ratio))]),
         h("p", { class: "soft" }, mine !== null && theirs !== null
           ? t("cmp_headline_ttt", percentShort(c.target), duration(mine), duration(theirs))
-          : t("cmp_headline_ttt_none", percentShort(c.target)))));
+          : t("cmp_headline_ttt_none", percentShort(c.target)))))));
     }
     replace(headline, cards);
   }
@@ -135,7 +135,7 @@ export function comparePage(params: URLSearchParams): Page {
         const out: Node[] = [h("tr", { "data-row": row.name }, name, columns.map(([title, cell]) => h("td", { class: "n", "data-label": title }, cell(row))))];
         const remark = row.refusal && !reference && !row.threshold_only ? `${t("cmp_refused")}: ${row.refusal}`
           : row.threshold_only ? t("cmp_threshold_note", row.epochs, duration(row.total_s), "≥ " + percentShort(num(row.best_accuracy) ?? NaN))
-            : row.differs;
+            : [reference ? "" : row.differs && t("cmp_differs", row.differs), reference ? "" : row.time_refusal, row.non_finite ?? ""].filter(Boolean).join(" · ");
         if (remark) out.push(h("tr", { class: row.refusal && !row.threshold_only ? "remark refused" : "remark" }, h("td", { colspan: columns.length + 1 }, remark)));
         return out;
       })))));

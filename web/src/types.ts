@@ -129,7 +129,9 @@ export interface CompareRow {
   efficiency: Num | null;
   time_speedup: Num | null;
   refusal: string;
+  time_refusal: string;
   differs: string;
+  non_finite: string | null;
   threshold_only: boolean;
 }
 

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a reader sees, checked in Chromium; started by dashboard.py with the facts as JSON.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { open } from "./chromium.mjs";
+
+const facts = JSON.parse(process.argv[2]);
+const { url, ids } = facts;
+const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const act = async (...words) => {
+  console.log(["do", ...words].join(" "));
+  await answers.next();
+};
+const shot = (page, name) => page.screenshot({ path: join(facts.shots, `${name}.png`), fullPage: true });
+const compareUrl = `${url}#/compare?runs=${ids.single},${ids.double}`;
+
+// Something was drawn: pixels that are not see-through, in more than a few places.
+const drawn = (page, selector = "canvas") => page.locator(selector).evaluateAll((all) => all.map((canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let i = 3; i < data.length; i += 4) if (data[i] > 0) count++;
+  return count;
+}));
+
+// Loads in another page on another address so that nothing is carried over; fails on any error of the page.
+const problems = [];
+const watch = (page) => {
+  page.on("pageerror", (error) => problems.push(`page error: ${error.message}`));
+  page.on("console", (message) => {
+    // A server that was stopped on purpose makes the browser complain about the network.
+    if (message.type() === "error" && !/net::ERR_|Failed to load resource/.test(message.text())) problems.push(`console: ${message.text()}`);
+  });
+  return page;
+};
+
+const steps = {
+  async "the list shows what was recorded"(page) {
+    await page.goto(url);
+    const row = (id) => page.locator(`tr[data-run="${id}"]`);
+    await row(ids.single).waitFor();
+    assert.equal(await page.locator("tbody tr").count(), 4);
+    const single = facts.runs.single;
+    const cell = (id, column) => row(id).locator(`td[data-column="${column}"]`).innerText();
+    assert.match(await cell(ids.single, "state"), /finished/);
+    assert.match(await cell(ids.single, "epoch"), /20 \/ 20/);
+    assert.ok((await cell(ids.single, "accuracy")).startsWith((single.accuracy * 100).toFixed(2) + " %"));
+    assert.equal(await cell(ids.single, "loss"), single.val_loss.toFixed(4));
+    assert.match(await cell(ids.single, "ttt"), /min \d\d s$/);
+    assert.match(await cell(ids.bad, "accuracy"), /NaN/);
+    assert.equal(await cell(ids.bad, "loss"), "∞");
+    assert.match(await cell(ids.double, "world"), /^2\s+CPU, 2 threads$/);
+    await shot(page, "runs-light");
+  },
+  async "a hostile name is text"(page) {
+    const name = page.locator(`tr[data-run="${ids.bad}"] th a`);
+    assert.equal(await name.textContent(), facts.hostile);
+    await name.click();
+    await page.locator("h1", { hasText: "<img" }).waitFor();
+    await page.locator(".config dd", { hasText: "<img" }).waitFor();
+    await shot(page, "run-hostile");
+    await page.goto(`${url}#/compare?runs=${ids.single},${ids.bad}`);
+    await page.locator(".card-refused").waitFor();
+    assert.match(await page.locator(".card-refused").innerText(), /not compared/i);
+    assert.equal(await page.locator('main img, [src="x"]').count(), 0);
+    assert.equal(await page.evaluate(() => window.hacked), undefined);
+    await shot(page, "compare-refused");
+  },
+  async "search, filter, sort and selection live in the address"(page) {
+    await page.goto(url);
+    await page.locator("tbody tr").first().waitFor();
+    await page.locator("#search").fill("DP-");
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+    assert.match(page.url(), /q=DP-/);
+    await page.locator("#search").fill("");
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 4);
+    await page.getByRole("button", { name: "failed", exact: true }).click();
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+    await page.getByRole("button", { name: "All", exact: true }).click();
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 4);
+    await page.getByRole("button", { name: "img/s" }).click();
+    const rates = await page.locator('td[data-column="rate"]').allInnerTexts();
+    const numbers = rates.map((text) => Number(text.replace(/\s/g, "")));
+    assert.deepEqual(numbers, [...numbers].sort((a, b) => a - b));
+    // By keyboard alone: a box is reached and switched with the space bar.
+    await page.locator(`#pick-${ids.single}`).focus();
+    await page.keyboard.press("Space");
+    await page.locator(`#pick-${ids.double}`).check();
+    await page.reload();
+    await page.locator(`#pick-${ids.double}:checked`).waitFor();
+    await page.getByRole("link", { name: "Compare 2 runs" }).click();
+    await page.locator("table.figures").waitFor();
+  },
+  async "the comparison shows the server's figures and draws them"(page) {
+    await page.goto(compareUrl);
+    const [, two] = facts.compare;
+    const cells = await page.locator('tr[data-row="dp-2"] td').allInnerTexts();
+    assert.ok(cells.includes(two.speedup.toFixed(2) + "×"), cells.join("|"));
+    assert.ok(cells.includes((two.efficiency * 100).toFixed(1) + " %"), cells.join("|"));
+    assert.ok(cells.includes((two.best_accuracy * 100).toFixed(2) + " %"), cells.join("|"));
+    assert.ok(cells.includes(String(two.epochs_to_target)), cells.join("|"));
+    assert.equal(await page.locator(".card .figure").first().innerText(), two.speedup.toFixed(2) + "×");
+    assert.equal(await page.locator("canvas").count(), 5);
+    for (const count of await drawn(page)) assert.ok(count > 1000, `only ${count} pixels`);
+    assert.match(await page.locator(".diff").innerText(), /lr\s+0\.01\s+0\.02/);
+    await shot(page, "compare-light");
+    // Published results: a threshold and one mark, never a curve.
+    const before = await page.locator(".plot").first().getAttribute("aria-label");
+    await page.locator("#sample-1").check();
+    await page.locator('tr[data-row="sample-1"]').waitFor();
+    const sample = await page.locator('tr[data-row="sample-1"] td').allInnerTexts();
+    assert.ok(sample.includes("1 h 00 min") && !sample.some((text) => /×|min \d\d s/.test(text)), sample.join("|"));
+    assert.equal(await page.locator(".plot").first().getAttribute("aria-label"), before);
+    await page.locator("#sample-16").check();
+    await page.locator('tr[data-row="sample-16"]').waitFor();
+    await shot(page, "compare-samples");
+    // Another target: asked of the server again.
+    await page.locator("#target").fill("99");
+    await page.getByRole("button", { name: "Apply" }).click();
+    await page.waitForFunction(() => /not reached/.test(document.querySelector('tr[data-row="dp-2"]').innerText));
+  },
+  async "a run's page has curves, checkpoints and a command to pull"(page) {
+    await page.goto(`${url}#/run/${ids.double}`);
+    await page.locator("canvas").nth(4).waitFor();
+    for (const count of await drawn(page)) assert.ok(count > 500, `only ${count} pixels`);
+    assert.match(await page.locator(".command code").first().innerText(), /^paramsync pull dp-2 --epoch 20 -o epoch_20\.safetensors/);
+    const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name: /^Download/ }).first().click()]);
+    assert.equal(download.suggestedFilename(), "epoch_20.safetensors");
+    assert.match(await page.locator(".note:visible").allInnerTexts().then((all) => all.join()), /not numbers/);
+    for (const axis of ["Step", "Elapsed", "Clock time"]) {
+      await page.getByRole("button", { name: axis, exact: true }).click();
+      for (const count of await drawn(page)) assert.ok(count > 500, `${axis}: only ${count} pixels`);
+    }
+    await shot(page, "run-light");
+    await page.locator(".plot").first().focus();
+    await page.keyboard.press("ArrowRight");
+    await page.waitForFunction(() => document.querySelector(".legend-value")?.textContent.includes("@"));
+  },
+  async "a live run moves by itself, in list and page"(page, browser) {
+    const list = watch(await browser.context.newPage());
+    await list.goto(url);
+    await list.locator(`tr[data-run="${ids.live}"]`).waitFor();
+    await list.locator(".live-live").waitFor();
+    await page.goto(`${url}#/run/${ids.live}`);
+    await page.locator(".live-live").waitFor();
+    await page.getByText("epoch 3 of 20").waitFor();
+    await act("epoch", 4, 0.7654);
+    await page.getByText("epoch 4 of 20").waitFor();
+    await list.waitForFunction((id) => /76\.54 %/.test(document.querySelector(`tr[data-run="${id}"]`).innerText), ids.live);
+    await page.getByText("left").waitFor();
+    await act("create", "appears-by-itself");
+    await list.getByText("appears-by-itself").waitFor();
+    // Two tabs, one stream: what the server counts is what counts.
+    const streams = await page.evaluate(async () => /paramsync_event_streams (\d+)/.exec(await (await fetch("metrics")).text())[1]);
+    assert.equal(streams, "1");
+    await act("stop");
+    await page.locator(".live-lost").waitFor();
+    await list.locator(".live-lost").waitFor();
+    await shot(page, "run-lost-connection");
+    await act("start");
+    await page.locator(".live-live").waitFor({ timeout: 20000 });
+    await act("epoch", 5, 0.7755);
+    await page.getByText("epoch 5 of 20").waitFor();
+    await act("finish");
+    await list.waitForFunction((id) => /finished/.test(document.querySelector(`tr[data-run="${id}"]`).innerText), ids.live);
+    // The tab that held the stream closes: the other takes over.
+    await list.close();
+    await act("create", "after-the-leader-left");
+    await page.goto(url);
+    await page.getByText("after-the-leader-left").waitFor();
+    await page.locator(".live-live").waitFor();
+  },
+};
+
+// axe-core's rules for WCAG 2.1 A and AA.
+const axeSource = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+async function accessible(page, name) {
+  await page.evaluate(axeSource);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] }));
+  const told = violations.map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => `${n.html.slice(0, 160)} (${n.failureSummary})`).join("; ")}`);
+  assert.deepEqual(told, [], `${name}: accessibility`);
+}
+async function everyPageAccessible(page) {
+  for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1`], ["run", `${url}#/run/${ids.double}`]]) {
+    await page.goto("about:blank");
+    await page.goto(address);
+    await page.locator(name === "runs" ? "tbody tr" : "canvas").first().waitFor();
+    await accessible(page, name);
+  }
+}
+
+async function variant(name, options, work) {
+  const began = Date.now();
+  const browser = await open(options);
+  try {
+    await work(watch(browser.page));
+    console.log(`ok: ${name} (${((Date.now() - began) / 1000).toFixed(1)} s)`);
+  } finally {
+    await browser.close();
+  }
+}
+
+const noSideways = (page) => page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+
+try {
+  const browser = await open();
+  try {
+    const page = watch(browser.page);
+    page.setDefaultTimeout(15000);
+    for (const [name, step] of Object.entries(steps)) {
+      const began = Date.now();
+      try {
+        await step(page, browser);
+      } catch (error) {
+        await shot(page, "failed").catch(() => undefined);
+        throw new Error(`${name}: ${error.stack}`);
+      }
+      assert.deepEqual(problems, [], name);
+      console.log(`ok: ${name} (${((Date.now() - began) / 1000).toFixed(1)} s)`);
+    }
+  } finally {
+    await browser.close();
+  }
+  await variant("dark and Chinese follow the browser", { dark: true, language: "zh-CN" }, async (page) => {
+    await page.goto(compareUrl);
+    await page.getByRole("heading", { name: "对比" }).waitFor();
+    assert.equal(await page.evaluate(() => document.documentElement.lang), "zh-CN");
+    const [red, green, blue] = await page.evaluate(() => getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number));
+    assert.ok(red + green + blue < 120, "the background is dark");
+    await page.locator("canvas").nth(4).waitFor();
+    await shot(page, "compare-dark-zh");
+    await page.getByRole("button", { name: "Switch to English" }).click();
+    await page.getByRole("heading", { name: "Compare", exact: true }).waitFor();
+    await page.goto(`${url}#/run/${ids.double}`);
+    await page.locator("canvas").nth(4).waitFor();
+    await shot(page, "run-dark");
+  });
+  await variant("axe finds nothing, light", {}, everyPageAccessible);
+  await variant("axe finds nothing, dark", { dark: true }, everyPageAccessible);
+  await variant("360 pixels are enough", { width: 360, height: 740, language: "zh-CN" }, async (page) => {
+    for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1,sample-16`], ["run", `${url}#/run/${ids.double}`]]) {
+      await page.goto(address);
+      await page.locator(name === "runs" ? "tbody tr" : "canvas").first().waitFor();
+      await page.waitForTimeout(200);
+      await shot(page, `${name}-narrow-zh`);
+      assert.equal(await noSideways(page), 0, `${name} is wider than the screen`);
+    }
+  });
+  assert.deepEqual(problems, []);
+} catch (error) {
+  console.log(`FAILED: ${error.stack}`);
+  process.exit(1);
+}
+process.exit(0);
