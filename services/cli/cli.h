@@ -106,8 +106,8 @@ struct cli_run {
     struct ps_compare_pair *config;
     json_t *file; /* where it was read from a file */
 };
-/* word: sample-1, sample-16, a file written by `paramsync export` (it has a slash or ends in .json; only with
- * files), or a run's id or name. *client is connected on first need. */
+/* word: sample-1, sample-16, a file written by `paramsync export` (only with files; it ends in .json or
+ * begins with / or .), or a run's id or name. *client is connected on first need. */
 int cli_fetch(const struct cli_common *settings, struct paramsync_client **client, const char *word,
               bool files, struct cli_run *ret_run, struct ps_error *err);
 void cli_run_done(struct cli_run *run);

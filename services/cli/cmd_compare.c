@@ -38,7 +38,7 @@ static const struct ps_options table_of_options = {
     .about =
         "Sets runs side by side. Time to target ends with the first evaluation at or above the target, "
         "nothing "
-        "is interpolated. Speed-up is by samples/s (median of the epochs, without the first of three or "
+        "is interpolated. Speed-up is by images/s (median of the epochs, without the first of three or "
         "more), "
         "efficiency is speed-up * ranks of the reference / ranks. RUN may also be sample-1 or sample-16, the "
         "published results of the ModelArts sample: an end mark after 100 epochs, without a curve.",
@@ -46,35 +46,34 @@ static const struct ps_options table_of_options = {
     .count = PS_OPTIONS_COUNT(rows),
 };
 
+/* "8:30", "1:00:00": short, because nine columns stand beside one another. The remarks have the exact times.
+ */
 static void seconds_cell(struct cli_table *table, bool has, double seconds)
 {
-    char text[48];
-    if (!has) {
+    long long whole = has && seconds < 1e12 ? llround(seconds) : 0;
+    if (!has)
         cli_table_add(table, CLI_PLAIN, "-");
-        return;
-    }
-    ps_compare_format_time(seconds, NAN, text, sizeof text);
-    /* Whole minutes lose nothing here: "20 min" is what was published. */
-    char *zero = strstr(text, " 00.0 s");
-    if (zero && strstr(text, "min"))
-        *zero = '\0';
-    cli_table_add(table, CLI_PLAIN, text);
+    else if (seconds < 60)
+        cli_table_printf(table, CLI_PLAIN, "%.1f s", seconds);
+    else if (whole < 3600)
+        cli_table_printf(table, CLI_PLAIN, "%lld:%02lld", whole / 60, whole % 60);
+    else
+        cli_table_printf(table, CLI_PLAIN, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
 static void add_row(struct cli_table *table, const struct ps_compare_run *run,
                     const struct ps_compare_row *row, bool reference)
 {
-    char text[64];
-    cli_table_printf(table, CLI_PLAIN, "%.200s%s", run->name && *run->name ? run->name : run->id,
-                     reference ? " *" : "");
+    cli_table_printf(table, CLI_PLAIN, "%s%.200s", reference ? "*" : "",
+                     run->name && *run->name ? run->name : run->id);
     cli_table_printf(table, CLI_PLAIN, "%u", run->world_size);
     cli_table_printf(table, CLI_PLAIN, "%u", row->epochs);
-    if (row->has_accuracy) {
-        ps_compare_format_share(row->best_accuracy, NAN, text, sizeof text);
-        cli_table_printf(table, CLI_PLAIN, "%s%s", row->threshold_only ? ">=" : "", text);
-    } else {
+    if (row->threshold_only)
+        cli_table_printf(table, CLI_PLAIN, ">=%g%%", row->best_accuracy * 100);
+    else if (row->has_accuracy)
+        cli_table_printf(table, CLI_PLAIN, "%.2f%%", row->best_accuracy * 100);
+    else
         cli_table_add(table, CLI_PLAIN, "-");
-    }
     seconds_cell(table, row->has_total, row->total_s);
     seconds_cell(table, row->has_time_to_target, row->time_to_target_s);
     if (row->has_throughput)
@@ -83,26 +82,18 @@ static void add_row(struct cli_table *table, const struct ps_compare_run *run,
         cli_table_add(table, CLI_PLAIN, "-");
     if (row->has_speedup) {
         cli_table_printf(table, CLI_PLAIN, "%.2fx", row->speedup);
-        cli_table_printf(table, CLI_PLAIN, "%.0f %%", row->efficiency * 100);
+        cli_table_printf(table, CLI_PLAIN, "%.0f%%", row->efficiency * 100);
     } else {
         cli_table_add(table, CLI_PLAIN, "-");
         cli_table_add(table, CLI_PLAIN, "-");
     }
 }
 
-/* One line of remarks, escaped and wrapped at width. */
 static void remark(struct ps_buf *out, size_t width, const char *name, const char *text)
 {
-    static const struct cli_column columns[] = {{"", CLI_LEFT, CLI_WRAP}};
-    struct ps_buf lines = PS_BUF_INIT(1 << 16);
-    struct cli_table table;
-    cli_table_init(&table, columns, 1);
-    cli_table_printf(&table, CLI_PLAIN, "%.200s%s%.600s", name, *name ? ": " : "", text);
-    cli_table_render(&table, width, false, &lines);
-    if (lines.data && lines.data[0] == '\n')
-        ps_buf_puts(out, lines.data + 1);
-    ps_buf_done(&lines);
-    cli_table_done(&table);
+    char line[1024];
+    snprintf(line, sizeof line, "%.200s%s%.700s", name, *name ? ": " : "", text);
+    cli_wrap(out, width, line);
 }
 
 static void remarks(struct ps_buf *out, size_t width, const struct ps_compare_run *run,
@@ -149,9 +140,9 @@ static int print_text(const struct ps_compare_run *runs, const struct ps_compare
 {
     char title[32];
     struct cli_column columns[] = {
-        {"RUN", CLI_LEFT, CLI_CUT},         {"RANKS", CLI_RIGHT, CLI_KEEP}, {"EPOCHS", CLI_RIGHT, CLI_KEEP},
-        {"BEST", CLI_RIGHT, CLI_KEEP},      {"TOTAL", CLI_RIGHT, CLI_WRAP}, {title, CLI_RIGHT, CLI_WRAP},
-        {"SAMPLES/S", CLI_RIGHT, CLI_KEEP}, {"SPEED", CLI_RIGHT, CLI_KEEP}, {"EFF.", CLI_RIGHT, CLI_KEEP},
+        {"RUN", CLI_LEFT, CLI_CUT},     {"RANKS", CLI_RIGHT, CLI_KEEP}, {"EPOCHS", CLI_RIGHT, CLI_KEEP},
+        {"BEST", CLI_RIGHT, CLI_KEEP},  {"TOTAL", CLI_RIGHT, CLI_KEEP}, {title, CLI_RIGHT, CLI_KEEP},
+        {"IMG/S", CLI_RIGHT, CLI_KEEP}, {"SPEED", CLI_RIGHT, CLI_KEEP}, {"EFF.", CLI_RIGHT, CLI_KEEP},
     };
     size_t width = cli_columns();
     struct ps_buf out = PS_BUF_INIT(4 << 20);
@@ -162,7 +153,7 @@ static int print_text(const struct ps_compare_run *runs, const struct ps_compare
         add_row(&table, &runs[i], &rows_of[i], i == reference);
     cli_table_render(&table, width, cli_colours(STDOUT_FILENO), &out);
     ps_buf_puts(&out, "\n");
-    remark(&out, width, "", "* reference of speed-up and efficiency");
+    remark(&out, width, "", "* reference of speed-up (SPEED, by images/s) and efficiency (EFF.)");
     for (size_t i = 0; i < count; i++)
         remarks(&out, width, &runs[i], &rows_of[i], i == reference);
     int code = table.failed ? ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory") : cli_write(&out, err);
@@ -230,7 +221,7 @@ static int compare_runs(const struct compare_settings *settings, char **words, s
         return ps_fail(err, PS_INVALID_ARGUMENT, "--target %.40s: must be an accuracy such as 0.8 or 80%%",
                        settings->target);
     for (; n < count && !code; n += !code)
-        code = cli_fetch(&settings->common, &client, words[n], true, &fetched[n], err);
+        code = cli_fetch(&settings->common, &client, words[n], false, &fetched[n], err);
     if (!code && settings->baseline) {
         for (reference = 0; reference < n && strcmp(words[reference], settings->baseline) != 0; reference++)
             ;

@@ -42,9 +42,8 @@ static const struct ps_option rows[] = {
      .type = PS_TYPE_STRING,
      .offset = offsetof(struct gate_settings, baseline),
      .value = "RUN",
-     .help = "a run, a file written by paramsync export (with a slash in it, or ending in .json), sample-1 "
-             "or sample-16",
-     .group = "Baseline"},
+     .help = "a run, a file written by paramsync export (ending in .json, or a path that begins with / or "
+             ".), sample-1 or sample-16"},
     {.name = "time-tolerance",
      .type = PS_TYPE_STRING,
      .offset = offsetof(struct gate_settings, time_tolerance),
@@ -167,7 +166,7 @@ static int judge(const struct gate_settings *settings, char **words, size_t coun
     if (code)
         ps_error_prefix(err, "baseline %.100s", settings->baseline);
     for (; n < count && !code; n += !code)
-        code = cli_fetch(&settings->common, &client, words[n], true, &fetched[n], err);
+        code = cli_fetch(&settings->common, &client, words[n], false, &fetched[n], err);
     for (size_t i = 0; i < n; i++)
         runs[i] = fetched[i].run;
     if (!code)

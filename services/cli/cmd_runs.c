@@ -156,8 +156,9 @@ static int show_facts(const struct paramsync_run *r, struct ps_buf *out)
     snprintf(text, sizeof text, "%s%s%.200s", paramsync_run_state_name(r->state), *r->reason ? ": " : "",
              r->reason);
     fact(&table, "state", text);
-    snprintf(text, sizeof text, "%u process%s, batch %u each", r->world_size, r->world_size == 1 ? "" : "es",
-             r->batch_per_rank);
+    int n = snprintf(text, sizeof text, "%u process%s", r->world_size, r->world_size == 1 ? "" : "es");
+    if (r->batch_per_rank)
+        snprintf(text + n, sizeof text - (size_t)n, ", batch %u each", r->batch_per_rank);
     fact(&table, "ranks", text);
     snprintf(text, sizeof text, "%u", r->attempt);
     fact(&table, "attempt", text);
@@ -225,7 +226,10 @@ static int show_epochs(const struct paramsync_metrics *m, struct ps_buf *out)
             ps_compare_format_share(e->accuracy, -1, text, sizeof text);
             cli_table_add(&table, CLI_PLAIN, text);
         }
-        cli_table_printf(&table, CLI_PLAIN, "%.1f", e->samples_per_s);
+        if (e->samples_per_s == 0) /* not reported */
+            cli_table_add(&table, CLI_PLAIN, "-");
+        else
+            cli_table_printf(&table, CLI_PLAIN, "%.1f", e->samples_per_s);
         ps_format_duration(e->elapsed_s, text, sizeof text);
         cli_table_add(&table, CLI_PLAIN, text);
     }

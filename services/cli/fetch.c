@@ -198,7 +198,7 @@ int cli_fetch(const struct cli_common *settings, struct paramsync_client **clien
     int code = 0;
     if (builtin) {
         run.run = *builtin;
-    } else if (files && (strchr(word, '/') || (n > 5 && strcmp(word + n - 5, ".json") == 0))) {
+    } else if (files && (*word == '/' || *word == '.' || (n > 5 && strcmp(word + n - 5, ".json") == 0))) {
         code = from_file(word, &run, err);
     } else {
         if (!*client)

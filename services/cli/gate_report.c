@@ -46,12 +46,15 @@ int cli_gate_text(const struct cli_gate_report *report, size_t width, bool colou
     }
     int code = cli_table_render(&table, width, colours, out);
     cli_table_done(&table);
-    struct ps_buf reason = PS_BUF_INIT(1 << 16);
-    cli_escape(&reason, r->reason);
-    ps_buf_printf(out, "\n%sverdict: %s%s (exit %d): %s\n", colours ? codes[r->verdict] : "",
-                  ps_gate_verdict_name(r->verdict), colours ? "\033[0m" : "",
-                  ps_gate_verdict_exit(r->verdict), reason.data ? reason.data : "");
-    ps_buf_done(&reason);
+    if (out->failed || code)
+        return code ? code : out->failed;
+    char verdict[1024];
+    snprintf(verdict, sizeof verdict, "verdict: %s (exit %d): %s", ps_gate_verdict_name(r->verdict),
+             ps_gate_verdict_exit(r->verdict), r->reason);
+    ps_buf_printf(out, "\n%s", colours ? codes[r->verdict] : "");
+    code = cli_wrap(out, width, verdict);
+    if (colours)
+        ps_buf_puts(out, "\033[0m");
     return code ? code : out->failed;
 }
 

@@ -266,7 +266,6 @@ static void render_row(const struct cli_table *t, const struct cli_cell *cells, 
                 cut = true;
             } else if (shown > widths[i] && t->columns[i].fit == CLI_WRAP) {
                 bytes = wrap_bytes(text, widths[i], &next);
-                fit_bytes(text, SIZE_MAX, &shown);
                 char *line = strndup(text, bytes);
                 shown = line ? cli_text_width(line) : 0;
                 free(line);
@@ -309,4 +308,18 @@ int cli_table_render(const struct cli_table *t, size_t width, bool colours, stru
     free(widths);
     free(rest);
     return out->failed;
+}
+
+int cli_wrap(struct ps_buf *out, size_t width, const char *text)
+{
+    struct ps_buf escaped = PS_BUF_INIT(1 << 20);
+    cli_escape(&escaped, text);
+    int code = escaped.failed;
+    for (const char *at = escaped.data, *next; at && *at; at = next) {
+        size_t n = wrap_bytes(at, width, &next);
+        ps_buf_append(out, at, n);
+        ps_buf_puts(out, "\n");
+    }
+    ps_buf_done(&escaped);
+    return code ? code : out->failed;
 }

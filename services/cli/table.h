@@ -48,4 +48,7 @@ void cli_table_printf(struct cli_table *table, enum cli_colour colour, const cha
 int cli_table_render(const struct cli_table *table, size_t width, bool colours, struct ps_buf *out);
 void cli_table_done(struct cli_table *table);
 
+/* Appends text, escaped, in lines of at most width columns. Returns out->failed or PS_RESOURCE_EXHAUSTED. */
+int cli_wrap(struct ps_buf *out, size_t width, const char *text);
+
 #endif

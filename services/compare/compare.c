@@ -342,6 +342,10 @@ void ps_compare_format_time(double seconds, double limit, char *out, size_t size
         double rest = fmax(shown - minutes * 60, 0);
         if (shown < 60)
             snprintf(out, size, "%.*f s", digits, shown);
+        else if (seconds == minutes * 60 && minutes < 60) /* whole minutes, as limits are given */
+            snprintf(out, size, "%.0f min", minutes);
+        else if (seconds == minutes * 60)
+            snprintf(out, size, "%.0f h %02.0f min", hours, minutes - hours * 60);
         else if (minutes < 60)
             snprintf(out, size, "%.0f min %0*.*f s", minutes, digits + 3, digits, rest);
         else

@@ -187,7 +187,8 @@ struct ps_gate_result *ps_gate_result_free(struct ps_gate_result *result); /* ta
 /* "80.12 %"; with a limit that the rounded text would seem to meet though the value does not (or the other
  * way round), more digits: 0.79996 against 0.8 is "79.996 %". limit NaN: none. "nan" for NaN. */
 void ps_compare_format_share(double value, double limit, char *out, size_t size);
-/* "20 min 00.1 s", "12.3 s", "1 h 02 min 03.4 s"; the same rule for digits. "never" for infinity. */
+/* "20 min 00.1 s", "12.3 s", "1 h 02 min 03.4 s", "20 min" when it is exactly that; the same rule for digits.
+ * "never" for infinity. */
 void ps_compare_format_time(double seconds, double limit, char *out, size_t size);
 /* "0.8", "80%" or "80 %" into 0.8: in [0, 1]. Returns 0 or -1. A bare number above 1 is refused. */
 int ps_compare_parse_share(const char *text, double *ret_share);

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's reporter against a real paramsyncd that is killed, frozen, late or never there: the caller never waits,
+and what was kept arrives exactly once."""
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from http_world import Sidecar, free_port, skip
+
+driver = pathlib.Path(os.environ["PS_BUILD"]) / "tests" / "report_driver"
+if not driver.exists():
+    skip("report_driver is not built")
+failures = []
+# A call only takes a lock and copies; the slack is for a loaded machine. Any network wait would take longer.
+QUICK = 1.0
+
+
+def check(what, good):
+    if not good:
+        failures.append(what)
+        print(f"FAILED: {what}")
+
+
+class Driver:
+    def __init__(self, port, run, rank=0, world=1, run_id=None, attempt=1):
+        words = [driver, f"127.0.0.1:{port}", run, str(rank), str(world)]
+        if run_id is not None:
+            words += [run_id, str(attempt)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        check("the reporter opens", self.process.stdout.readline() == "open\n")
+
+    def say(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def quick(self, line):
+        took = float(self.say(line))
+        check(f"{line}: the call took {took:.3f} s", took < QUICK)
+
+    def close(self, state="finished", timeout=60):
+        answer = self.say(f"close {state} {timeout}")
+        errors = self.process.communicate()[1]
+        check(f"close: {answer!r} {errors}", answer == "closed" and self.process.returncode == 0)
+        return errors
+
+
+def wait_for(what, condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            check(f"in vain: {what}", False)
+            return
+        time.sleep(0.05)  # polling another process, not a synchronisation
+
+
+def kill(sidecar):
+    sidecar.process.send_signal(signal.SIGKILL)
+    sidecar.process.wait()
+    sidecar.channel.close()
+    sidecar.log.close()
+
+
+def stored(sidecar, run, rank=0):
+    pb = sidecar.pb["metrics"]
+    response = sidecar.metrics.QuerySeries(pb.QuerySeriesRequest(run=run, name="train/loss", rank=rank, max_points=10000), timeout=20)
+    series = [s for s in response.series if s.rank == rank]
+    return (series[0] if series else None), response.epochs
+
+
+def outage(sidecar, folder):
+    """kill -9 in the middle; the run goes on, everything is there afterwards."""
+    file = folder / "w.pth"
+    file.write_bytes(os.urandom(3_000_000))
+    d = Driver(sidecar.grpc_port, "outage")
+    run_id, attempt, name = d.say("run").split()
+    check("the run has its name and attempt", (attempt, name, len(run_id)) == ("1", "outage", 26))
+    second = Driver(sidecar.grpc_port, "outage", 1, 2, run_id)
+    d.quick("points 3000")
+    second.quick("points 100")
+    d.quick("epoch 1")
+    wait_for("the first epoch", lambda: len(stored(sidecar, run_id)[1]) == 1)
+    d.quick("points 1000")  # some of them on their way
+    kill(sidecar)
+    for _ in range(20):
+        d.quick("points 100")
+    second.quick("points 100")
+    d.quick("epoch 2")
+    d.quick(f"checkpoint 2 {file}")
+    sidecar.start()
+    d.quick("points 100")
+    d.quick("epoch 3")
+    errors = second.close()
+    errors += d.close()
+    check(f"the outage is told once per process: {errors}", errors.count("training goes on") <= 2)
+    series, epochs = stored(sidecar, run_id)
+    check(f"every point once: {series.total_points}", series.total_points == 6100 and
+          list(series.steps) == list(range(6100)) and list(series.values) == list(range(6100)))
+    check("every point of rank 1 once", list(stored(sidecar, run_id, 1)[0].steps) == list(range(200)))
+    check("every epoch", [e.epoch for e in epochs] == [1, 2, 3])
+    pb = sidecar.pb["checkpoints"]
+    found = sidecar.checkpoints.ListCheckpoints(pb.ListCheckpointsRequest(run=run_id), timeout=20).checkpoints
+    check("the checkpoint", [(c.epoch, c.sha256) for c in found] == [(2, hashlib.sha256(file.read_bytes()).hexdigest())])
+    runs = sidecar.pb["runs"]
+    run = sidecar.runs.GetRun(runs.GetRunRequest(run=run_id), timeout=20)
+    check(f"the run has finished: {run.state}", run.state == runs.RUN_STATE_FINISHED and run.elapsed_s >= 300)
+    check("one job is one run", len(sidecar.runs.ListRuns(runs.ListRunsRequest(), timeout=20).runs) == 1)
+
+
+def frozen(sidecar):
+    """SIGSTOP: connections stay open, nobody answers."""
+    d = Driver(sidecar.grpc_port, "frozen")
+    run_id = d.say("run").split()[0]
+    sidecar.process.send_signal(signal.SIGSTOP)
+    for _ in range(10):
+        d.quick("points 2000")
+        d.quick("epoch 1")
+    sidecar.process.send_signal(signal.SIGCONT)
+    d.close()
+    series, epochs = stored(sidecar, run_id)
+    check("every point once after the thaw", series.total_points == 20000 and len(epochs) == 1)
+    d = Driver(sidecar.grpc_port, "frozen to the end")
+    sidecar.process.send_signal(signal.SIGSTOP)
+    d.quick("epoch 1")
+    begun = time.monotonic()
+    errors = d.close(timeout=1)
+    took = time.monotonic() - begun
+    sidecar.process.send_signal(signal.SIGCONT)
+    check(f"close waits as long as it was told: {took:.1f} s", took < 10)
+    check(f"what was not delivered is told: {errors}", "not delivered" in errors and "1 epochs" in errors)
+
+
+def late(sidecar):
+    """Nobody there at the start: the run appears when the sidecar does."""
+    sidecar.stop()
+    d = Driver(sidecar.grpc_port, "late")
+    check("no id yet", d.say("run") == "- 0 -")
+    d.quick("points 500")
+    d.quick("epoch 1")
+    sidecar.start()
+    wait_for("the run", lambda: d.say("run") != "- 0 -")
+    run_id = d.say("run").split()[0]
+    d.close()
+    series, epochs = stored(sidecar, run_id)
+    check("what was said before the run existed", series.total_points == 500 and len(epochs) == 1)
+
+
+def never():
+    d = Driver(free_port(), "never")
+    d.quick("points 500")
+    d.quick("epoch 1")
+    errors = d.close(timeout=0.5)
+    check(f"told at the end: {errors}", "not delivered" in errors and "500 step points" in errors and "training goes on" in errors)
+    d = Driver(free_port(), "never", 1, 2, "")
+    d.quick("points 10")
+    check("a rank that cannot join says so", "rank 1" in d.close())
+
+
+with tempfile.TemporaryDirectory() as name:
+    with Sidecar() as sidecar:
+        outage(sidecar, pathlib.Path(name))
+        frozen(sidecar)
+        late(sidecar)
+    never()
+sys.exit(1 if failures else 0)
