@@ -90,9 +90,11 @@ int ps_rpc_recv(struct ps_rpc_call *call, ProtobufCMessage **ret_message, struct
  * and no message is there. */
 int ps_rpc_recv_or_drain(struct ps_rpc_call *call, ProtobufCMessage **ret_message, struct ps_error *err);
 /* Waits until the core has taken the message before this one (back-pressure: one is under way at most), then
- * hands this one over: 0, or negative when the call is over. message may go when this returns. */
+ * hands this one over: 0, or negative when the call is over. message may go when this returns. Another thread
+ * than the receiving one may send, as long as it is done before the handler returns. */
 int ps_rpc_send(struct ps_rpc_call *call, const ProtobufCMessage *message, struct ps_error *err);
-/* The next four may be called from any thread while the handler runs. */
+/* The next four may be called from any thread while the handler runs; see to it that none is called after it.
+ */
 bool ps_rpc_cancelled(struct ps_rpc_call *call); /* by the client, its deadline, or the end of the drain */
 bool ps_rpc_draining(struct ps_rpc_call *call);
 /* Waits until wake() is called for this call, the call is cancelled, the server drains, or timeout_s is over

@@ -24,6 +24,8 @@ extern const size_t ps_descriptor_set_size;
 /* Requests posted per method and queue: that many calls may come in before the polling thread has posted the
  * next. */
 enum { POSTED = 4, UNARY_QUEUE = 1024, BUILTIN_STREAMS = 64 };
+/* Requests wait in memory while the workers are busy: this bounds it, whatever the size of a single one. */
+enum { MAX_WAITING_BYTES = 64 << 20 };
 
 /* ---- Accepting ---- */
 
@@ -66,6 +68,15 @@ static void refuse_unknown(struct ps_rpc_call *call)
     ps_rpc_call_finish(call, err.code, err.message);
 }
 
+/* A request alone passes at any size. */
+static bool charge(struct ps_rpc_call *call)
+{
+    size_t size = call->payload ? grpc_byte_buffer_length(call->payload) : 0;
+    size_t before = atomic_fetch_add(&call->server->payload_bytes, size);
+    call->payload_size = size; /* given back when the call is freed */
+    return before == 0 || before + size <= MAX_WAITING_BYTES;
+}
+
 static void accepted(struct ps_rpc_tag *tag, bool ok)
 {
     struct ps_rpc_call *call = PS_RPC_OWNER(tag, struct ps_rpc_call, request_tag);
@@ -95,7 +106,7 @@ static void accepted(struct ps_rpc_tag *tag, bool ok)
         return;
     }
     call->job.run = ps_rpc_call_run;
-    if (!ps_rpc_pool_submit(registered->pool, &call->job))
+    if (!charge(call) || !ps_rpc_pool_submit(registered->pool, &call->job))
         ps_rpc_call_finish(call, PS_RESOURCE_EXHAUSTED,
                            "the server is busy with as many calls as it may take; try later");
 }
@@ -108,6 +119,7 @@ void ps_rpc_server_forget(struct ps_rpc_call *call)
     if (call->next)
         call->next->link = call->link;
     pthread_mutex_unlock(&server->lock);
+    atomic_fetch_sub(&server->payload_bytes, call->payload_size);
     ps_rpc_call_free(call);
     pthread_mutex_lock(&server->lock);
     server->call_count--;
@@ -234,6 +246,9 @@ static void create_core(struct ps_rpc_server *server, const struct ps_rpc_server
         int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, fmin(10, keepalive_s) * 1e3),
         int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        /* Per connection: far above what one client needs, far below what fills the memory. */
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, 2048),
+        int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 20000),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, fmin(5, keepalive_s / 2) * 1e3),
     };
     grpc_channel_args list = {.num_args = sizeof args / sizeof *args, .args = args};

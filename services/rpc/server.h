@@ -59,7 +59,8 @@ struct ps_rpc_server {
     size_t listen_count;
 
     atomic_bool draining;
-    pthread_mutex_t lock; /* guards all below; taken before a call's lock, never after */
+    atomic_size_t payload_bytes; /* of unary requests that wait for a worker or are being worked on */
+    pthread_mutex_t lock;        /* guards all below; taken before a call's lock, never after */
     pthread_cond_t idle;
     struct ps_rpc_call *calls; /* accepted and not yet freed */
     size_t call_count;
@@ -91,6 +92,7 @@ struct ps_rpc_call {
     grpc_call_details details; /* catch-all only */
     grpc_metadata_array metadata;
     grpc_byte_buffer *payload;
+    size_t payload_size; /* what it counts for in the server's payload_bytes */
 
     /* Of the handler's thread. */
     struct ps_rpc_pair *pairs; /* copies; the texts follow in the same memory */
