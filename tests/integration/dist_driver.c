@@ -154,7 +154,7 @@ static int train(struct run *run, struct ps_error *err)
     static float images[GLOBAL * 3 * RESOLUTION * RESOLUTION];
     int32_t labels[GLOBAL];
     struct ps_comm *c = run->comm;
-    const struct ps_backend_ops *ops;
+    const struct ps_backend_ops *ops = NULL;
     struct ps_backend *backend = NULL;
     struct ps_reducer *reducer = NULL;
     struct ps_model *model = NULL;

@@ -229,13 +229,14 @@ static int from_slurm(struct asked *a)
         return 1;
     const char *name = env(a, "SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
     const char *list = env(a, name), *job = env(a, "SLURM_JOB_ID");
-    int step = 0;
-    if (ps_parse_int64(env(a, "SLURM_STEP_ID"), 0, 1 << 20, &(int64_t){0}) == 0)
-        step = atoi(env(a, "SLURM_STEP_ID"));
+    int64_t step = 0;
+    const char *step_text = env(a, "SLURM_STEP_ID");
+    if (step_text) /* some are words, such as "interactive" */
+        (void)ps_parse_int64(step_text, 0, 1 << 20, &step);
     if (list && (code = first_host(a, list, name)) < 0)
         return code;
     if (job)
-        a->out.port = job_port(job, step);
+        a->out.port = job_port(job, (int)step);
     if ((code = master_address(a)) < 0)
         return code;
     if (!a->out.host[0] || !a->out.port)

@@ -415,7 +415,7 @@ static int read_server(struct ps_rendezvous *r, int64_t *heard)
             if (on_frame(r, &f))
                 return 1;
         }
-        if (used) {
+        if (used && r->in.data) {
             memmove(r->in.data, r->in.data + used, r->in.size - used);
             r->in.size -= used;
         }

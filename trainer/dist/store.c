@@ -51,8 +51,9 @@ struct entry {
 struct waiter { /* a GET whose key is not there yet */
     struct peer *peer;
     uint32_t id;
-    char *key;
     int64_t deadline;
+    struct waiter *next;
+    char key[PS_RENDEZVOUS_KEY_MAX + 1];
 };
 
 /* All but wake, stop and the thread belongs to the thread. */
@@ -74,7 +75,7 @@ struct ps_store {
     struct entry *entries;
     size_t entry_count, entry_room, stored;
     struct waiter *waiters;
-    size_t waiter_count, waiter_room;
+    size_t waiter_count;
 
     bool failed, told_rank_0;
     char reason[600];
@@ -111,12 +112,15 @@ static int listen_on(const struct sockaddr *address, socklen_t length, int famil
 
 static int bound_port(int fd)
 {
-    struct sockaddr_storage address;
+    union {
+        struct sockaddr_in6 v6;
+        struct sockaddr_in v4;
+        struct sockaddr any;
+    } address = {0};
     socklen_t length = sizeof address;
-    if (getsockname(fd, (struct sockaddr *)&address, &length) < 0)
+    if (getsockname(fd, &address.any, &length) < 0)
         return 0;
-    return ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                               : ((struct sockaddr_in *)&address)->sin_port);
+    return ntohs(address.any.sa_family == AF_INET6 ? address.v6.sin6_port : address.v4.sin_port);
 }
 
 static int fail_listen(int errnum, const char *host, int port, struct ps_error *err)
@@ -231,15 +235,21 @@ static struct peer *add_peer(struct ps_store *s, int fd, int64_t now)
     return p;
 }
 
+static void drop_waiter(struct ps_store *s, struct waiter **at)
+{
+    struct waiter *gone = *at;
+    *at = gone->next;
+    s->waiter_count--;
+    free(gone);
+}
+
 static void free_peer(struct ps_store *s, struct peer *p)
 {
-    for (size_t i = 0; i < s->waiter_count;) {
-        if (s->waiters[i].peer == p) {
-            free(s->waiters[i].key);
-            s->waiters[i] = s->waiters[--s->waiter_count];
-        } else {
-            i++;
-        }
+    for (struct waiter **at = &s->waiters; *at;) {
+        if ((*at)->peer == p)
+            drop_waiter(s, at);
+        else
+            at = &(*at)->next;
     }
     if (p->rank >= 0 && s->ranks[p->rank] == p)
         s->ranks[p->rank] = NULL;
@@ -523,14 +533,12 @@ static int store_value(struct ps_store *s, const char *key, const void *data, si
     e->value = value;
     e->size = size;
     s->stored += size - before;
-    for (size_t i = 0; i < s->waiter_count;) {
-        struct waiter *w = &s->waiters[i];
-        if (strcmp(w->key, key) == 0) {
-            ps_wire_put_frame(&w->peer->out, PS_WIRE_DONE, w->id, value, size, NULL, 0);
-            free(w->key);
-            *w = s->waiters[--s->waiter_count];
+    for (struct waiter **at = &s->waiters; *at;) {
+        if (strcmp((*at)->key, key) == 0) {
+            ps_wire_put_frame(&(*at)->peer->out, PS_WIRE_DONE, (*at)->id, value, size, NULL, 0);
+            drop_waiter(s, at);
         } else {
-            i++;
+            at = &(*at)->next;
         }
     }
     return 0;
@@ -538,22 +546,15 @@ static int store_value(struct ps_store *s, const char *key, const void *data, si
 
 static void add_waiter(struct ps_store *s, struct peer *p, uint32_t id, const char *key, int64_t deadline)
 {
-    if (s->waiter_count == s->waiter_room) {
-        size_t room = s->waiter_room ? 2 * s->waiter_room : 64;
-        struct waiter *more = room <= MAX_KEYS ? realloc(s->waiters, room * sizeof *more) : NULL;
-        if (!more) {
-            answer_error(p, id, PS_RESOURCE_EXHAUSTED, "too many ranks wait for keys");
-            return;
-        }
-        s->waiters = more;
-        s->waiter_room = room;
-    }
-    char *copy = strdup(key);
-    if (!copy) {
-        answer_error(p, id, PS_RESOURCE_EXHAUSTED, "out of memory");
+    struct waiter *w = s->waiter_count < MAX_KEYS ? calloc(1, sizeof *w) : NULL;
+    if (!w) {
+        answer_error(p, id, PS_RESOURCE_EXHAUSTED, "too many ranks wait for keys");
         return;
     }
-    s->waiters[s->waiter_count++] = (struct waiter){p, id, copy, deadline};
+    *w = (struct waiter){.peer = p, .id = id, .deadline = deadline, .next = s->waiters};
+    snprintf(w->key, sizeof w->key, "%s", key);
+    s->waiters = w;
+    s->waiter_count++;
 }
 
 /* Copies a key out of a body. Returns -1 if it is none. */
@@ -769,14 +770,12 @@ static void check_time(struct ps_store *s, int64_t now)
         fail_job(s, now, "not all ranks joined within %.0f s; still missing: %s of %d", s->join_s, absent,
                  s->world_size);
     }
-    for (size_t i = 0; i < s->waiter_count;) {
-        struct waiter *w = &s->waiters[i];
-        if (now > w->deadline) {
-            answer_error(w->peer, w->id, PS_DEADLINE_EXCEEDED, "no rank has set it in time");
-            free(w->key);
-            *w = s->waiters[--s->waiter_count];
+    for (struct waiter **at = &s->waiters; *at;) {
+        if (now > (*at)->deadline) {
+            answer_error((*at)->peer, (*at)->id, PS_DEADLINE_EXCEEDED, "no rank has set it in time");
+            drop_waiter(s, at);
         } else {
-            i++;
+            at = &(*at)->next;
         }
     }
     end_of_failure(s, now);
@@ -802,7 +801,7 @@ static void *store_thread(void *context)
     size_t room = 0;
     for (;;) {
         size_t need = 1 + MAX_LISTENERS + s->peer_count;
-        if (need > room) {
+        if (!fds || need > room) {
             struct pollfd *more = realloc(fds, 2 * need * sizeof *fds);
             if (!more)
                 break; /* the connections close, which all ranks take for rank 0's death */
@@ -855,8 +854,8 @@ static void free_store(struct ps_store *s)
         free(s->entries[i].key);
         free(s->entries[i].value);
     }
-    for (size_t i = 0; i < s->waiter_count; i++)
-        free(s->waiters[i].key);
+    while (s->waiters)
+        drop_waiter(s, &s->waiters);
     for (int i = 0; i < s->listener_count; i++)
         close(s->listeners[i]);
     if (s->wake >= 0)
@@ -864,7 +863,6 @@ static void free_store(struct ps_store *s)
     free(s->peers);
     free(s->ranks);
     free(s->entries);
-    free(s->waiters);
     free(s);
 }
 

@@ -106,7 +106,8 @@ int ps_wire_mac(const char *secret, const char *role, const unsigned char *serve
         ps_sha256_free(sha);
         memcpy(key, hex, sizeof key);
     } else {
-        memcpy(key, secret, length);
+        for (size_t i = 0; i < length; i++)
+            key[i] = (unsigned char)secret[i];
     }
     put_le(numbers, rank, 4);
     put_le(numbers + 4, world_size, 4);
