@@ -73,7 +73,8 @@ int ps_config_read(const struct ps_options *table, void *settings, const char *p
             longest = strcspn(line, "\n");
     ini_allow_multiline = false;
     ini_use_stack = false;
-    ini_max_line = (int)longest + 3;
+    ini_allow_realloc = false;
+    ini_max_line = ini_initial_alloc = (int)longest + 3; /* the second is what is allocated */
     int line = strlen(data) == size ? ini_parse_string(data, take, &reading)
                                     : ps_fail(&first, PS_INVALID_ARGUMENT, "the file has NUL bytes");
     free(data);

@@ -124,7 +124,7 @@ static void on_event(void *context, const struct ps_event *event)
         live_touch(service->live, event->run_id, event->attempt, true);
     else if (state || strcmp(kind, "deleted") == 0)
         live_remove(service->live, event->run_id);
-    ps_log_info("run %s, attempt %u: %s: %s", event->run_id, event->attempt, kind, event->detail);
+    ps_log_debug("run %s, attempt %u: %s: %s", event->run_id, event->attempt, kind, event->detail);
     ps_hub_publish(service->hub, event);
 }
 
@@ -650,7 +650,7 @@ static uint64_t remove_files(struct ps_service *service, const struct ps_blob_li
     for (size_t i = 0; i < orphans->count; i++) {
         struct ps_error err = {0};
         if (ps_blobs_remove(service->blobs, orphans->blobs[i].sha256, &err))
-            ps_log_warning("%s", err.message);
+            ps_log_debug("%s", err.message);
         else
             bytes += orphans->blobs[i].size;
     }
