@@ -225,7 +225,9 @@ int ps_store_query_epochs(struct ps_store *store, const char *run, bool all_atte
 struct batch_series {
     const char *name;
     int64_t n;
-    int64_t tail; /* rows of points, with this batch's */
+    int64_t tail; /* points in tails, with this batch's */
+    size_t first; /* of its points in order[], once they are sorted by series */
+    size_t count;
 };
 
 struct steps_arguments {
@@ -236,6 +238,8 @@ struct steps_arguments {
     size_t count;
     struct batch_series *table; /* table_size places */
     size_t table_size;
+    uint32_t *places;               /* count: each point's place in the table */
+    struct ps_block_point *ordered; /* count: the points series by series, otherwise as they came */
     bool stored;
     uint32_t ret_attempt;
 };
@@ -321,52 +325,197 @@ static int64_t microseconds(double seconds)
     return us > 9e18 ? INT64_MAX : (int64_t)us;
 }
 
-/* Turns the rows of a series into blocks of block_points to twice as many points each. */
+static double block_value(const struct ps_block_point *point)
+{
+    double value;
+    memcpy(&value, &point->value_bits, sizeof value);
+    return value;
+}
+
+/* Appends to a list of indexes, which stays sorted and without repetition. */
+static size_t add_index(size_t *list, size_t count, size_t index)
+{
+    size_t at = count;
+    while (at > 0 && list[at - 1] > index)
+        at--;
+    if (index == SIZE_MAX || (at > 0 && list[at - 1] == index))
+        return count;
+    memmove(list + at + 1, list + at, (count - at) * sizeof *list);
+    list[at] = index;
+    return count + 1;
+}
+
+enum { SUMMARY_MAX = 5 };
+
+/* The points that stand for a block when it is looked at from afar; none for a block that has a step twice,
+ * of which only the last may be shown. */
+static int pack_summary(const struct ps_block_point *points, size_t count, struct ps_buf *out,
+                        struct ps_error *err)
+{
+    size_t low = SIZE_MAX, high = SIZE_MAX, special = SIZE_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if (i && points[i].step == points[i - 1].step)
+            return ps_block_pack(points, 0, out, err);
+        double value = block_value(&points[i]);
+        if (!isfinite(value)) {
+            if (special == SIZE_MAX)
+                special = i;
+            continue;
+        }
+        if (low == SIZE_MAX || value < block_value(&points[low]))
+            low = i;
+        if (high == SIZE_MAX || value > block_value(&points[high]))
+            high = i;
+    }
+    size_t list[SUMMARY_MAX], n = 0;
+    const size_t wanted[SUMMARY_MAX] = {0, low, high, special, count - 1};
+    for (size_t i = 0; i < SUMMARY_MAX; i++)
+        n = add_index(list, n, wanted[i]);
+    struct ps_block_point chosen[SUMMARY_MAX];
+    for (size_t i = 0; i < n; i++)
+        chosen[i] = points[list[i]];
+    return ps_block_pack(chosen, n, out, err);
+}
+
+static int insert_block(struct ps_tx *tx, int64_t series, const struct ps_block_point *points, size_t count,
+                        struct ps_error *err)
+{
+    struct ps_buf data = PS_BUF_INIT(32 << 20), summary = PS_BUF_INIT(1 << 10);
+    int code = ps_block_pack(points, count, &data, err);
+    if (!code)
+        code = pack_summary(points, count, &summary, err);
+    if (!code)
+        code = ps_sql_run(tx->conn, err,
+                          "INSERT INTO blocks (series, first_step, last_step, count, summary, data)"
+                          " VALUES (?, ?, ?, ?, ?, ?)",
+                          "iiiibb", series, (int64_t)points[0].step, (int64_t)points[count - 1].step,
+                          (int64_t)count, (const void *)summary.data, summary.size, (const void *)data.data,
+                          data.size);
+    ps_buf_done(&data);
+    ps_buf_done(&summary);
+    return code;
+}
+
+static int by_step(const void *left, const void *right)
+{
+    const struct ps_block_point *a = left, *b = right;
+    if (a->step != b->step)
+        return a->step < b->step ? -1 : 1;
+    if (a->seq != b->seq)
+        return a->seq < b->seq ? -1 : 1;
+    return 0;
+}
+
+/* Sorts by (step, seq), keeping the order of equals; mostly they are in order already. */
+static int sort_points(struct ps_block_point *points, size_t count, struct ps_error *err)
+{
+    size_t i = 1;
+    while (i < count && by_step(&points[i - 1], &points[i]) <= 0)
+        i++;
+    if (i >= count)
+        return 0;
+    struct ps_block_point *scratch = malloc(count * sizeof *scratch);
+    if (!scratch)
+        return ps_no_memory(err);
+    for (size_t width = 1; width < count; width *= 2) {
+        for (size_t begin = 0; begin < count; begin += 2 * width) {
+            size_t middle = begin + width < count ? begin + width : count;
+            size_t end = begin + 2 * width < count ? begin + 2 * width : count;
+            size_t left = begin, right = middle, out = begin;
+            while (out < end)
+                scratch[out++] =
+                    right >= end || (left < middle && by_step(&points[left], &points[right]) <= 0)
+                        ? points[left++]
+                        : points[right++];
+        }
+        memcpy(points, scratch, count * sizeof *points);
+    }
+    free(scratch);
+    return 0;
+}
+
+/* Turns the tail of a series into blocks of block_points to twice as many points each. */
 static int pack_tail(struct ps_tx *tx, struct batch_series *series, struct ps_error *err)
 {
     size_t count = 0, room = (size_t)series->tail;
     struct ps_block_point *points = malloc(room * sizeof *points);
-    struct ps_buf block = PS_BUF_INIT(32 << 20);
     sqlite3_stmt *stmt;
     int code = points ? 0 : ps_no_memory(err);
     if (!code)
-        code = ps_sql_query(tx->conn, &stmt, err,
-                            "SELECT step, seq, value_bits, elapsed_us FROM points WHERE series = ?"
-                            " ORDER BY step, seq, position",
-                            "i", series->n);
+        code = ps_sql_query(tx->conn, &stmt, err, "SELECT data FROM tails WHERE series = ? ORDER BY seq", "i",
+                            series->n);
     while (!code && (code = ps_sql_step(stmt, err)) == 1) {
-        code = 0;
-        if (count == room) {
-            code = ps_fail(err, PS_DATA_LOSS, "a series has more rows than it should");
-            break;
-        }
-        points[count++] = (struct ps_block_point){
-            .step = (uint64_t)sqlite3_column_int64(stmt, 0),
-            .seq = (uint64_t)sqlite3_column_int64(stmt, 1),
-            .value_bits = (uint64_t)sqlite3_column_int64(stmt, 2),
-            .elapsed_us = sqlite3_column_int64(stmt, 3),
-        };
-    }
-    size_t blocks = count / tx->store->config.block_points;
-    if (blocks == 0)
-        blocks = 1;
-    for (size_t i = 0; !code && count && i < blocks; i++) {
-        size_t from = count * i / blocks, to = count * (i + 1) / blocks;
-        ps_buf_clear(&block);
-        code = ps_block_pack(points + from, to - from, &block, err);
+        const void *data = sqlite3_column_blob(stmt, 0);
+        size_t size = (size_t)sqlite3_column_bytes(stmt, 0), n = 0;
+        code = ps_block_count(data, size, &n, err);
+        if (!code && n > room - count)
+            code = ps_fail(err, PS_DATA_LOSS, "a series has more points in its tail than it should");
         if (!code)
-            code = ps_sql_run(
-                tx->conn, err,
-                "INSERT INTO blocks (series, first_step, last_step, count, data) VALUES (?, ?, ?, ?, ?)",
-                "iiiib", series->n, (int64_t)points[from].step, (int64_t)points[to - 1].step,
-                (int64_t)(to - from), (const void *)block.data, block.size);
+            code = ps_block_unpack(data, size, points + count, n, err);
+        count += n;
     }
     if (!code)
-        code = ps_sql_run(tx->conn, err, "DELETE FROM points WHERE series = ?", "i", series->n);
+        code = sort_points(points, count, err);
+    size_t blocks = count / tx->store->config.block_points;
+    for (size_t i = 0; !code && i < blocks; i++) {
+        size_t from = count * i / blocks, to = count * (i + 1) / blocks;
+        code = insert_block(tx, series->n, points + from, to - from, err);
+    }
+    if (!code)
+        code = ps_sql_run(tx->conn, err, "DELETE FROM tails WHERE series = ?", "i", series->n);
     series->tail = 0;
-    ps_buf_done(&block);
     free(points);
     return code;
+}
+
+static int insert_tail(struct ps_tx *tx, const struct batch_series *series, uint64_t seq,
+                       const struct ps_block_point *points, struct ps_error *err)
+{
+    uint64_t low = points[0].step, high = points[0].step;
+    for (size_t i = 1; i < series->count; i++) {
+        low = points[i].step < low ? points[i].step : low;
+        high = points[i].step > high ? points[i].step : high;
+    }
+    struct ps_buf data = PS_BUF_INIT(64 << 20);
+    int code = ps_block_pack(points, series->count, &data, err);
+    if (!code)
+        code = ps_sql_run(
+            tx->conn, err,
+            "INSERT INTO tails (series, seq, first_step, last_step, count, data) VALUES (?, ?, ?, ?, ?, ?)",
+            "iiiiib", series->n, (int64_t)seq, (int64_t)low, (int64_t)high, (int64_t)series->count,
+            (const void *)data.data, data.size);
+    ps_buf_done(&data);
+    return code;
+}
+
+/* Fills ordered: the batch's points series by series. */
+static int order_batch(struct ps_tx *tx, struct steps_arguments *a, int64_t run, uint32_t attempt,
+                       struct ps_error *err)
+{
+    for (size_t i = 0; i < a->count; i++) {
+        struct batch_series *series;
+        int code = find_series(tx, a, run, attempt, a->points[i].name, &series, err);
+        if (code)
+            return code;
+        series->count++;
+        a->places[i] = (uint32_t)(series - a->table);
+    }
+    size_t next = 0;
+    for (size_t i = 0; i < a->table_size; i++) {
+        a->table[i].first = next;
+        next += a->table[i].count;
+        a->table[i].count = 0;
+    }
+    for (size_t i = 0; i < a->count; i++) {
+        const struct ps_point *point = &a->points[i];
+        struct batch_series *series = &a->table[a->places[i]];
+        struct ps_block_point *to = &a->ordered[series->first + series->count++];
+        to->step = point->step;
+        to->seq = a->seq;
+        memcpy(&to->value_bits, &point->value, sizeof to->value_bits);
+        to->elapsed_us = microseconds(point->elapsed_s);
+    }
+    return 0;
 }
 
 static int steps_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
@@ -391,24 +540,14 @@ static int steps_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     code = ps_touch_run(tx, &key, attempt, elapsed, err);
     if (code || !a->stored)
         return code;
-    for (size_t i = 0; !code && i < a->count; i++) {
-        const struct ps_point *point = &a->points[i];
-        struct batch_series *series;
-        code = find_series(tx, a, key.n, attempt, point->name, &series, err);
-        if (!code)
-            code = ps_sql_run(tx->conn, err,
-                              "INSERT INTO points (series, step, seq, position, value_bits, elapsed_us)"
-                              " VALUES (?, ?, ?, ?, ?, ?)",
-                              "iiiixi", series->n, (int64_t)point->step, (int64_t)a->seq, (int64_t)i,
-                              point->value, microseconds(point->elapsed_s));
-        if (!code)
-            series->tail++;
-    }
+    code = order_batch(tx, a, key.n, attempt, err);
     for (size_t i = 0; !code && i < a->table_size; i++) {
         struct batch_series *series = &a->table[i];
         if (!series->name)
             continue;
-        if (series->tail >= (int64_t)tx->store->config.block_points)
+        series->tail += (int64_t)series->count;
+        code = insert_tail(tx, series, a->seq, a->ordered + series->first, err);
+        if (!code && series->tail >= (int64_t)tx->store->config.block_points)
             code = pack_tail(tx, series, err);
         if (!code)
             code = ps_sql_run(tx->conn, err, "UPDATE series SET tail = ? WHERE n = ?", "ii", series->tail,
@@ -438,10 +577,13 @@ int ps_store_append_steps(struct ps_store *store, const char *run, uint32_t rank
     while (a.table_size < 2 * count)
         a.table_size *= 2;
     a.table = malloc(a.table_size * sizeof *a.table);
-    if (!a.table)
-        return ps_no_memory(err);
-    int code = ps_store_write(store, steps_op, NULL, &a, err);
+    a.places = malloc((count + 1) * sizeof *a.places);
+    a.ordered = malloc((count + 1) * sizeof *a.ordered);
+    int code =
+        a.table && a.places && a.ordered ? ps_store_write(store, steps_op, NULL, &a, err) : ps_no_memory(err);
     free(a.table);
+    free(a.places);
+    free(a.ordered);
     if (code)
         return code;
     if (a.stored)
@@ -465,6 +607,7 @@ struct row {
 struct rows {
     struct row *rows;
     size_t count, capacity;
+    uint64_t hidden; /* points that summaries stand for, beside the ones that are there */
 };
 
 static int rows_reserve(struct rows *rows, size_t more, struct ps_error *err)
@@ -482,44 +625,132 @@ static int rows_reserve(struct rows *rows, size_t more, struct ps_error *err)
     return 0;
 }
 
-static int load_block(const void *data, size_t size, uint64_t from, uint64_t to, uint32_t attempt,
-                      struct ps_block_point **scratch, size_t *scratch_size, struct rows *rows,
-                      struct ps_error *err)
+/* A piece of a series as it is stored: a block or a tail. */
+struct piece {
+    uint64_t first_step, last_step, count;
+    int64_t block; /* its row; 0 for a tail */
+    int64_t seq;   /* of a tail */
+    size_t key;    /* which of the group's series (attempts) it belongs to */
+    bool crossed;  /* its steps overlap another piece's */
+    size_t summary_count;
+    struct ps_block_point summary[SUMMARY_MAX];
+};
+
+struct pieces {
+    struct piece *pieces;
+    size_t count, capacity, blocks;
+};
+
+static int list_pieces(struct ps_conn *conn, int64_t series, size_t key, uint64_t from, uint64_t to,
+                       struct pieces *list, struct ps_error *err)
 {
-    size_t count;
-    int code = ps_block_count(data, size, &count, err);
-    if (!code && count > *scratch_size) {
-        struct ps_block_point *larger = realloc(*scratch, count * sizeof *larger);
-        if (!larger)
-            return ps_no_memory(err);
-        *scratch = larger;
-        *scratch_size = count;
+    sqlite3_stmt *stmt;
+    int code = ps_sql_query(conn, &stmt, err,
+                            "SELECT first_step, last_step, count, n, 0, summary FROM blocks"
+                            " WHERE series = ?1 AND last_step >= ?2 AND first_step <= ?3"
+                            " UNION ALL SELECT first_step, last_step, count, 0, seq, NULL FROM tails"
+                            " WHERE series = ?1 AND last_step >= ?2 AND first_step <= ?3",
+                            "iii", series, (int64_t)from, (int64_t)to);
+    while (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        code = 0;
+        if (list->count == list->capacity) {
+            size_t capacity = list->capacity ? list->capacity * 2 : 64;
+            struct piece *larger = realloc(list->pieces, capacity * sizeof *larger);
+            if (!larger)
+                return ps_no_memory(err);
+            list->pieces = larger;
+            list->capacity = capacity;
+        }
+        struct piece *piece = &list->pieces[list->count++];
+        piece->first_step = (uint64_t)sqlite3_column_int64(stmt, 0);
+        piece->last_step = (uint64_t)sqlite3_column_int64(stmt, 1);
+        piece->count = (uint64_t)sqlite3_column_int64(stmt, 2);
+        piece->block = sqlite3_column_int64(stmt, 3);
+        piece->seq = sqlite3_column_int64(stmt, 4);
+        piece->key = key;
+        piece->crossed = false;
+        piece->summary_count = 0;
+        if (!piece->block)
+            continue;
+        list->blocks++;
+        const void *summary = sqlite3_column_blob(stmt, 5);
+        size_t size = (size_t)sqlite3_column_bytes(stmt, 5);
+        code = ps_block_count(summary, size, &piece->summary_count, err);
+        if (!code && piece->summary_count > SUMMARY_MAX)
+            code = ps_fail(err, PS_DATA_LOSS, "a block's summary is damaged");
+        if (!code)
+            code = ps_block_unpack(summary, size, piece->summary, piece->summary_count, err);
     }
-    if (!code)
-        code = ps_block_unpack(data, size, *scratch, count, err);
-    if (!code)
-        code = rows_reserve(rows, count, err);
-    for (size_t i = 0; !code && i < count; i++)
-        if ((*scratch)[i].step >= from && (*scratch)[i].step <= to)
-            rows->rows[rows->count++] = (struct row){(*scratch)[i], attempt};
     return code;
 }
 
-static int by_step(const void *left, const void *right)
+static int by_first_step(const void *left, const void *right)
 {
-    const struct row *a = left, *b = right;
-    if (a->point.step != b->point.step)
-        return a->point.step < b->point.step ? -1 : 1;
-    if (a->point.seq != b->point.seq)
-        return a->point.seq < b->point.seq ? -1 : 1;
-    return 0;
+    const struct piece *a = left, *b = right;
+    if (a->first_step != b->first_step)
+        return a->first_step < b->first_step ? -1 : 1;
+    if (a->block != b->block) /* blocks before tails, older before newer: the order of what came */
+        return !a->block || (b->block && a->block > b->block) ? 1 : -1;
+    return (a->seq > b->seq) - (a->seq < b->seq);
 }
 
-/* Sorts by (step, seq), keeping the order of equals; blocks come nearly sorted, one after the other. */
+/* Sorts by step and marks what overlaps. */
+static void sort_pieces(struct pieces *list)
+{
+    if (list->count)
+        qsort(list->pieces, list->count, sizeof *list->pieces, by_first_step);
+    size_t reach = 0; /* the piece so far whose steps go furthest */
+    for (size_t i = 1; i < list->count; i++) {
+        if (list->pieces[i].first_step <= list->pieces[reach].last_step)
+            list->pieces[i].crossed = list->pieces[reach].crossed = true;
+        if (list->pieces[i].last_step >= list->pieces[reach].last_step)
+            reach = i;
+    }
+}
+
+static int read_piece(struct ps_conn *conn, int64_t series, const struct piece *piece,
+                      struct ps_block_point **scratch, size_t *scratch_size, size_t *ret_count,
+                      struct ps_error *err)
+{
+    sqlite3_stmt *stmt;
+    int code = piece->block
+                   ? ps_sql_query(conn, &stmt, err, "SELECT data FROM blocks WHERE n = ?", "i", piece->block)
+                   : ps_sql_query(conn, &stmt, err, "SELECT data FROM tails WHERE series = ? AND seq = ?",
+                                  "ii", series, piece->seq);
+    if (!code)
+        code = ps_sql_step(stmt, err);
+    if (code != 1)
+        return code ? code : ps_fail(err, PS_DATA_LOSS, "a packed block of step points is gone");
+    const void *data = sqlite3_column_blob(stmt, 0);
+    size_t size = (size_t)sqlite3_column_bytes(stmt, 0), count = 0;
+    code = ps_block_count(data, size, &count, err);
+    if (!code && count > *scratch_size) {
+        struct ps_block_point *larger = realloc(*scratch, count * sizeof *larger);
+        if (larger) {
+            *scratch = larger;
+            *scratch_size = count;
+        } else {
+            code = ps_no_memory(err);
+        }
+    }
+    if (!code)
+        code = ps_block_unpack(data, size, *scratch, count, err);
+    sqlite3_reset(stmt);
+    if (!code)
+        *ret_count = count;
+    return code;
+}
+
+static int by_row(const struct row *a, const struct row *b)
+{
+    return by_step(&a->point, &b->point);
+}
+
+/* As sort_points. */
 static int sort_rows(struct row *rows, size_t count, struct ps_error *err)
 {
     size_t i = 1;
-    while (i < count && by_step(&rows[i - 1], &rows[i]) <= 0)
+    while (i < count && by_row(&rows[i - 1], &rows[i]) <= 0)
         i++;
     if (i >= count)
         return 0;
@@ -527,12 +758,12 @@ static int sort_rows(struct row *rows, size_t count, struct ps_error *err)
     if (!scratch)
         return ps_no_memory(err);
     for (size_t width = 1; width < count; width *= 2) {
-        for (size_t low = 0; low < count; low += 2 * width) {
-            size_t middle = low + width < count ? low + width : count;
-            size_t high = low + 2 * width < count ? low + 2 * width : count;
-            size_t left = low, right = middle, out = low;
-            while (out < high)
-                scratch[out++] = right >= high || (left < middle && by_step(&rows[left], &rows[right]) <= 0)
+        for (size_t begin = 0; begin < count; begin += 2 * width) {
+            size_t middle = begin + width < count ? begin + width : count;
+            size_t end = begin + 2 * width < count ? begin + 2 * width : count;
+            size_t left = begin, right = middle, out = begin;
+            while (out < end)
+                scratch[out++] = right >= end || (left < middle && by_row(&rows[left], &rows[right]) <= 0)
                                      ? rows[left++]
                                      : rows[right++];
         }
@@ -542,36 +773,41 @@ static int sort_rows(struct row *rows, size_t count, struct ps_error *err)
     return 0;
 }
 
-/* All points of one series (of one attempt) in the window, in order, appended to rows. */
-static int load_series(struct ps_conn *conn, int64_t n, uint32_t attempt, uint64_t from, uint64_t to,
-                       struct rows *rows, struct ps_error *err)
+struct series_key {
+    int64_t n;
+    const char *name;
+    uint32_t rank, attempt;
+};
+
+/* The points of one attempt in the window, in order, appended to rows. With coarse, whole blocks that nothing
+ * overlaps are stood for by their summaries. */
+static int load_attempt(struct ps_conn *conn, const struct series_key *key, size_t number,
+                        const struct pieces *list, uint64_t from, uint64_t to, bool coarse, struct rows *rows,
+                        struct ps_error *err)
 {
     size_t start = rows->count, scratch_size = 0;
     struct ps_block_point *scratch = NULL;
-    sqlite3_stmt *stmt;
-    int code = ps_sql_query(conn, &stmt, err,
-                            "SELECT data FROM blocks WHERE series = ? AND last_step >= ? AND first_step <= ?"
-                            " ORDER BY first_step, n",
-                            "iii", n, (int64_t)from, (int64_t)to);
-    while (!code && (code = ps_sql_step(stmt, err)) == 1)
-        code = load_block(sqlite3_column_blob(stmt, 0), (size_t)sqlite3_column_bytes(stmt, 0), from, to,
-                          attempt, &scratch, &scratch_size, rows, err);
-    free(scratch);
-    if (!code)
-        code = ps_sql_query(
-            conn, &stmt, err,
-            "SELECT step, seq, value_bits, elapsed_us FROM points WHERE series = ? AND step BETWEEN ? AND ?"
-            " ORDER BY step, seq, position",
-            "iii", n, (int64_t)from, (int64_t)to);
-    while (!code && (code = ps_sql_step(stmt, err)) == 1) {
-        code = rows_reserve(rows, 1, err);
+    int code = 0;
+    for (size_t i = 0; !code && i < list->count; i++) {
+        const struct piece *piece = &list->pieces[i];
+        if (piece->key != number)
+            continue;
+        const struct ps_block_point *points = piece->summary;
+        size_t count = piece->summary_count;
+        bool whole = piece->first_step >= from && piece->last_step <= to;
+        if (coarse && piece->summary_count && whole && !piece->crossed) {
+            rows->hidden += piece->count - count;
+        } else {
+            code = read_piece(conn, key->n, piece, &scratch, &scratch_size, &count, err);
+            points = scratch;
+        }
         if (!code)
-            rows->rows[rows->count++] = (struct row){{.step = (uint64_t)sqlite3_column_int64(stmt, 0),
-                                                      .seq = (uint64_t)sqlite3_column_int64(stmt, 1),
-                                                      .value_bits = (uint64_t)sqlite3_column_int64(stmt, 2),
-                                                      .elapsed_us = sqlite3_column_int64(stmt, 3)},
-                                                     attempt};
+            code = rows_reserve(rows, count, err);
+        for (size_t k = 0; !code && k < count; k++)
+            if (points[k].step >= from && points[k].step <= to)
+                rows->rows[rows->count++] = (struct row){points[k], key->attempt};
     }
+    free(scratch);
     return code ? code : sort_rows(rows->rows + start, rows->count - start, err);
 }
 
@@ -593,7 +829,7 @@ static int merge_attempts(struct rows *rows, size_t split, struct ps_error *err)
             merged[out++] = *take;
     }
     free(rows->rows);
-    *rows = (struct rows){merged, out, rows->count + 1};
+    *rows = (struct rows){merged, out, rows->count + 1, rows->hidden};
     return 0;
 }
 
@@ -708,15 +944,9 @@ static int give_series(const struct rows *rows, size_t max, const struct ps_atte
     series->steps = steps;
     series->values = values;
     series->elapsed_s = elapsed;
-    series->total_points = rows->count;
+    series->total_points = rows->count + rows->hidden;
     return 0;
 }
-
-struct series_key {
-    int64_t n;
-    const char *name;
-    uint32_t rank, attempt;
-};
 
 static int list_keys(struct ps_conn *conn, int64_t run, const struct ps_series_query *query,
                      struct ps_arena *arena, struct series_key **ret_keys, size_t *ret_count,
@@ -773,19 +1003,26 @@ static int load_group(struct ps_conn *conn, const struct series_key *keys, size_
 {
     uint64_t from = query->from_step > INT64_MAX ? INT64_MAX : query->from_step;
     uint64_t to = query->to_step && query->to_step < INT64_MAX ? query->to_step : INT64_MAX;
+    uint32_t max = query->max_points ? query->max_points : DEFAULT_POINTS;
     struct rows rows = {0};
+    struct pieces list = {0};
     int code = 0;
+    for (size_t i = 0; !code && i < count; i++)
+        code = list_pieces(conn, keys[i].n, i, from, to, &list, err);
+    sort_pieces(&list);
+    /* So many blocks that each gives at least a fourth of a point: their summaries are fine enough. */
+    bool coarse = list.blocks * 4 >= max;
     for (size_t i = 0; !code && i < count; i++) {
         size_t split = rows.count;
-        code = load_series(conn, keys[i].n, keys[i].attempt, from, to, &rows, err);
+        code = load_attempt(conn, &keys[i], i, &list, from, to, coarse, &rows, err);
         if (!code && !query->all_attempts)
             code = merge_attempts(&rows, split, err);
     }
+    free(list.pieces);
     series->name = keys[0].name;
     series->rank = keys[0].rank;
     if (!code)
-        code = give_series(&rows, query->max_points ? query->max_points : DEFAULT_POINTS, attempts, arena,
-                           series, err);
+        code = give_series(&rows, max, attempts, arena, series, err);
     free(rows.rows);
     return code;
 }

@@ -107,28 +107,29 @@ CREATE TABLE series (
     name TEXT NOT NULL,
     rank INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
-    tail INTEGER NOT NULL DEFAULT 0, -- rows of points that are not packed yet
+    tail INTEGER NOT NULL DEFAULT 0, -- points in tails
     UNIQUE (run, name, rank, attempt)
 ) STRICT;
 
--- The live tail of each series.
-CREATE TABLE points (
+-- The live tail of each series: what one batch brought for it, packed (db/store_block.h) in the order of the batch.
+CREATE TABLE tails (
     series INTEGER NOT NULL REFERENCES series (n) ON DELETE CASCADE,
-    step INTEGER NOT NULL,
-    seq INTEGER NOT NULL,      -- of the batch
-    position INTEGER NOT NULL, -- within the batch
-    value_bits INTEGER NOT NULL,
-    elapsed_us INTEGER NOT NULL,
-    PRIMARY KEY (series, step, seq, position)
+    seq INTEGER NOT NULL, -- of the batch
+    first_step INTEGER NOT NULL,
+    last_step INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (series, seq)
 ) STRICT, WITHOUT ROWID;
 
--- The rest, packed (db/store_block.h); blocks of one series may overlap when points came late.
+-- The rest, some hundreds of points each, ordered by (step, seq); blocks of one series may overlap when points came late.
 CREATE TABLE blocks (
     n INTEGER PRIMARY KEY,
     series INTEGER NOT NULL REFERENCES series (n) ON DELETE CASCADE,
     first_step INTEGER NOT NULL,
     last_step INTEGER NOT NULL,
     count INTEGER NOT NULL,
+    summary BLOB NOT NULL, -- packed: its first and last, lowest and highest point and its first one that is not finite
     data BLOB NOT NULL
 ) STRICT;
 CREATE INDEX blocks_by_step ON blocks (series, first_step, last_step);

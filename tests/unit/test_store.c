@@ -700,6 +700,49 @@ static void test_down_sampling(void **state)
     fails(PS_INVALID_ARGUMENT, "max_points", ps_store_query_series(f->store, "r", &q, false, &list, &err));
 }
 
+/* From afar, blocks are stood for by summaries: no point may show that a newer one has replaced. */
+static void test_down_sampling_over_attempts(void **state)
+{
+    struct fixture *f = *state;
+    create_only(f, "r", false);
+    for (uint64_t seq = 1; seq <= 6; seq++)
+        append_range(f, 1, seq, (seq - 1) * 1000, seq * 1000, 0);
+    struct ps_point twice[200];
+    for (size_t i = 0; i < 200; i++)
+        twice[i] =
+            (struct ps_point){"loss", 2000 + i / 2, i % 2 ? 2000 : 1e9, 20}; /* the second of each stays */
+    append(f, 0, 1, 7, twice, 200, true);
+    create_only(f, "r", true);
+    for (uint64_t seq = 1; seq <= 5; seq++)
+        append_range(f, 2, seq, 5000 + (seq - 1) * 1000, 5000 + seq * 1000, 1e6);
+    for (uint32_t max = 4; max <= 10000; max *= 3) {
+        struct ps_series_list list = query(f, "loss", max, false);
+        struct ps_series *s = &list.series[0];
+        assert_int_equal(s->total_points, 10000);
+        assert_true(s->count <= max && s->count >= 4);
+        assert_true(s->steps[0] == 0 && s->steps[s->count - 1] == 9999);
+        bool high = false, low = false;
+        for (size_t i = 0; i < s->count; i++) {
+            uint64_t step = s->steps[i];
+            assert_true(i == 0 || step > s->steps[i - 1]);
+            assert_int_equal(s->attempts[i], step < 5000 ? 1 : 2);
+            assert_true(s->values[i] == (step < 5000 ? step >= 2000 && step < 2100 ? 2000 : (double)step
+                                                     : 1e6 + (double)step));
+            high = high || s->values[i] == 1e6 + 9999;
+            low = low || s->values[i] == 0;
+        }
+        assert_true(high && low);
+        ps_series_list_done(&list);
+    }
+    struct ps_series_list list;
+    struct ps_series_query q = {
+        .name = "loss", .rank = 0, .from_step = 1003, .to_step = 4567, .max_points = 20};
+    ok(ps_store_query_series(f->store, "r", &q, false, &list, &err));
+    struct ps_series *s = &list.series[0];
+    assert_true(s->total_points == 3565 && s->steps[0] == 1003 && s->steps[s->count - 1] == 4567);
+    ps_series_list_done(&list);
+}
+
 static void test_many_names(void **state)
 {
     struct fixture *f = *state;
@@ -1118,6 +1161,7 @@ int main(void)
         TEST(test_exactly_once),
         TEST(test_order_and_attempts),
         TEST(test_down_sampling),
+        TEST(test_down_sampling_over_attempts),
         TEST(test_many_names),
         TEST(test_checkpoints),
         TEST(test_delete),
