@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""paramsync-train from outside, one case per call: train_test.py CASE. Small nets on the generated set, with the
+reference backend where nothing else is asked for: its results do not depend on how busy the machine is."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = os.environ["PS_BIN"]
+TRAIN = os.path.join(BIN, "paramsync-train")
+SYNTH = os.path.join(BIN, "paramsync-synth")
+BUILD = os.environ["PS_BUILD"]
+LIMIT = 240  # seconds for one program; the machine may be busy
+TINY = ["--width", "2", "--resolution", "8", "--batch", "16", "--enable_gpu", "false", "--backend", "ref", "--lr", "0.003"]
+
+started = []
+work = tempfile.mkdtemp(prefix="ps_train_test.")
+environment = {k: v for k, v in os.environ.items()
+               if not re.match(r"(RANK|WORLD_SIZE|MASTER_|LOCAL_|OMPI_|SLURM_|VC_|MA_|PARAMSYNC_)", k)}
+
+
+def path(*parts):
+    return os.path.join(work, *parts)
+
+
+def synth(name="data", train=160, test=50):
+    subprocess.run([SYNTH, path(name), "--train", str(train), "--test", str(test)], check=True)
+    return path(name)
+
+
+def start(*args, env=None):
+    process = subprocess.Popen([TRAIN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=work,
+                               env={**environment, **(env or {})})
+    started.append(process)
+    return process
+
+
+def train(*args, status=0, env=None):
+    process = start(*args, env=env)
+    out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == status, f"exit {process.returncode}, expected {status}: {err.decode()}"
+    return out, err.decode()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def read(*parts):
+    with open(path(*parts), "rb") as f:
+        return f.read()
+
+
+def tensors(data):
+    """Bytes of each tensor and the metadata of a file in the safetensors layout, read by other code than ours."""
+    length, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    about = header.pop("__metadata__", {})
+    body = data[8 + length:]
+    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items()}, about
+
+
+def same_training(a, b, epoch):
+    """Weights byte for byte, optimizer state and counters as well."""
+    assert read(a, f"epoch_{epoch}.safetensors") == read(b, f"epoch_{epoch}.safetensors"), "weights differ"
+    (x, about_x), (y, about_y) = tensors(read(a, f"epoch_{epoch}.state")), tensors(read(b, f"epoch_{epoch}.state"))
+    assert x == y, "optimizer state differs"
+    about_x.pop("elapsed_s"), about_y.pop("elapsed_s")
+    assert about_x == about_y, "counters differ"
+
+
+LINES = re.compile(rb"(train \| epoch: (\d+) \| loss: (-?\d+\.\d{4})\n"
+                   rb"val \| epoch: \2 \| loss: (-?\d+\.\d{4}) \| accuracy: ([01]\.\d{4}) \n\n)+")
+
+
+def results(out):
+    """[(epoch, train loss, val loss, accuracy)]; the whole of standard output must be the sample's lines."""
+    assert LINES.fullmatch(out), out
+    return [(int(e), float(t), float(v), float(a)) for e, t, v, a in
+            re.findall(rb"epoch: (\d+) \| loss: (\S+)\nval \| epoch: \d+ \| loss: (\S+) \| accuracy: (\S+) ", out)]
+
+
+def case_learns():
+    """Loss falls and accuracy is far above chance, on images that were not trained on."""
+    data = synth(train=1200, test=200)
+    out, err = train("--data_url", data, "--width", "4", "--resolution", "16", "--batch", "32", "--epochs", "4",
+                     "--lr", "0.01", "--schedule", "onecycle", "--enable_gpu", "false", "--backend", "ref")
+    found = results(out)
+    assert [r[0] for r in found] == [1, 2, 3, 4]
+    assert found[3][1] < 0.5 * found[0][1], found
+    assert found[3][3] > 0.6, found
+    assert "generated patterns, CIFAR-10 format" in err and "learning rate 0.01" in err and "global batch 32" in err, err
+
+
+def case_resume():
+    """4 epochs == 2 epochs, SIGKILL in the third, 2 more: bit for bit; also from a moved folder and by path."""
+    data = synth()
+    args = ["--data_url", data, *TINY, "--epochs", "4", "--schedule", "onecycle", "--augment", "standard",
+            "--drop_last", "false"]
+    for optimizer in ("adam", "sgd"):
+        more = [*args, "--optimizer", optimizer]
+        whole, _ = train(*more, "--output_dir", "whole")
+        broken = start(*more, "--output_dir", "broken")
+        seen = b""
+        while b"val | epoch: 2" not in seen:
+            line = broken.stdout.readline()
+            assert line, broken.stderr.read()
+            seen += line
+        deadline = time.monotonic() + LIMIT
+        while not os.path.exists(path("broken", "epoch_2.safetensors")):
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        broken.kill()
+        rest, err = broken.communicate()
+        assert broken.returncode == -signal.SIGKILL
+        # What a writer leaves that dies between its two files, and in one of them.
+        for name in os.listdir(path("broken")):
+            if re.match(r"epoch_[34]", name):
+                os.unlink(path("broken", name))
+        shutil.copy(path("broken", "epoch_2.state"), path("broken", "epoch_3.state"))
+        with open(path("broken", "epoch_3.safetensors.Ab12cD.tmp"), "wb") as f:
+            f.write(b"half")
+        out, err = train(*more, "--output_dir", "broken", "--resume", "auto")
+        assert "epoch_3" in err and "resuming from broken/epoch_2.state" in err and "removed 1 half-written" in err, err
+        assert "will not be the same" not in err, err
+        same_training("whole", "broken", 4)
+        assert whole.endswith(out) and len(results(out)) == 2, (whole, out)
+        # A second time there is nothing left to do; and by path, into another folder.
+        out, err = train(*more, "--output_dir", "broken", "--resume", "auto")
+        assert out == b"" and "nothing left to train" in err, (out, err)
+        train(*more, "--output_dir", "elsewhere", "--resume", path("whole", "epoch_3.safetensors"))
+        same_training("whole", "elsewhere", 4)
+        for name in ("whole", "broken", "elsewhere"):
+            shutil.rmtree(path(name))
+    # Another batch is said, in one line.
+    train("--data_url", data, *TINY, "--epochs", "1", "--output_dir", "x")
+    _, err = train("--data_url", data, *TINY, "--epochs", "2", "--output_dir", "x", "--resume", "auto", "--batch", "8")
+    assert re.search(r"resumed with .*batch 8 instead of 16.*will not be the same bits", err), err
+
+
+def case_deterministic():
+    """Twice the same, on each backend that is there; another seed is another training."""
+    data = synth()
+    backends = ["ref"]
+    if os.path.exists(os.path.join(BUILD, "lib", "paramsync", "libparamsync-cpu.so")):
+        backends.append("cpu")
+    for backend in backends:
+        args = ["--data_url", data, *TINY, "--epochs", "2", "--backend", backend, "--threads", "1", "--deterministic"]
+        outs = [train(*args, "--output_dir", name)[0] for name in ("a", "b")]
+        assert outs[0] == outs[1], outs
+        same_training("a", "b", 2)
+        train(*args, "--output_dir", "c", "--seed", "2")
+        assert read("a", "epoch_2.safetensors") != read("c", "epoch_2.safetensors")
+
+
+def case_output():
+    """Bytes of standard output, eval_every, drop_last, accumulation, an output folder that is made."""
+    data = synth(train=75, test=33)
+    out, err = train("--data_url", data, *TINY, "--epochs", "3", "--eval_every", "2", "--drop_last", "false",
+                     "--accumulate", "2", "--output_dir", "a/b/c")
+    assert re.fullmatch(rb"train \| epoch: 1 \| loss: \d\.\d{4}\n"
+                        rb"train \| epoch: 2 \| loss: \d\.\d{4}\nval \| epoch: 2 \| loss: \d+\.\d{4} \| accuracy: 0\.\d{4} \n\n"
+                        rb"train \| epoch: 3 \| loss: \d\.\d{4}\nval \| epoch: 3 \| loss: \d+\.\d{4} \| accuracy: 0\.\d{4} \n\n",
+                        out), out
+    assert b"\r" not in out and "\r" not in err and "\033" not in err  # no progress bar where there is no terminal
+    assert sorted(os.listdir(path("a", "b", "c"))) == sorted(
+        f"epoch_{e}.{kind}" for e in (1, 2, 3) for kind in ("state", "safetensors"))
+    _, about = tensors(read("a", "b", "c", "epoch_3.state"))
+    assert about["step"] == "9" and about["batches"] == "15" and about["optimizer"] == "adam", about
+    weights, _ = tensors(read("a", "b", "c", "epoch_3.safetensors"))
+    assert len(weights) == 122 and weights["conv1.1.num_batches_tracked"] == ("I64", [], struct.pack("<q", 15))
+    # A reader of standard output that goes away does not end the training.
+    process = start("--data_url", data, *TINY, "--epochs", "2", "--output_dir", "p")
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(LIMIT) == 0, err
+    assert os.path.exists(path("p", "epoch_2.safetensors"))
+
+
+def case_terminal():
+    """On a terminal there is a progress bar, of at most 80 columns, and it is gone when the training is over."""
+    import pty
+    data = synth()
+    main, terminal = pty.openpty()
+    process = subprocess.Popen([TRAIN, "--data_url", data, *TINY, "--epochs", "2"], stdout=subprocess.PIPE,
+                               stderr=terminal, cwd=work, env=environment)
+    started.append(process)
+    os.close(terminal)
+    text = b""
+    while True:
+        try:
+            piece = os.read(main, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        text += piece
+    out = process.stdout.read()
+    assert process.wait(LIMIT) == 0
+    assert results(out)
+    bars = re.findall(rb"\r(epoch [^\r\n\x1b]*)\x1b\[K", text)
+    assert bars and all(len(b) < 80 for b in bars), text
+    assert re.search(rb"epoch 1/2 \[[#.]{20}\] step \d+/10 \d+ img/s ETA ", bars[0]), bars
+    assert text.rstrip().splitlines()[-1].count(b"finished in"), text[-300:]
+
+
+def one_line(err, *words):
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    for word in words:
+        assert word in lines[0], (word, lines[0])
+
+
+def case_bad_input():
+    """Exit status 2 and one line on standard error that names what is wrong; nothing on standard output."""
+    data = synth()
+    def bad(words, *args, env=None):
+        out, err = train(*args, status=2, env=env)
+        assert out == b""
+        one_line(err, *words)
+
+    quiet = ["--enable_gpu", "false", "--backend", "ref"]
+    bad(["--epocs", "--epochs"], "--epocs", "3")
+    bad(["--epochs", "0"], "--epochs", "0")
+    bad(["--lr"], "--lr", "fast")
+    bad(["--recipe"], "--recipe", "slow")
+    bad(["--sync_bn"], "--sync_bn")
+    bad(["--on-nan"], "--on_nan", "skip")
+    bad(["here"], "here")
+    bad(["--enable_gpu true"], "--data_url", data, "--enable_gpu", "true")
+    bad(["rank"], "--rank", "2", "--world_size", "2", "--init_method", "tcp://127.0.0.1:1")
+    bad(["WORLD_SIZE"], "--data_url", data, env={"RANK": "0"})
+    bad(["obs://", "download"], "--data_url", "obs://bucket/x")
+    bad([path("nothing")], "--data_url", path("nothing"))
+    bad(["input_dir"], *quiet)
+    bad(["--batch"], "--data_url", data, "--batch", "1000", *quiet)
+    bad(["--resume", "none.state"], "--data_url", data, *quiet, "--width", "2", "--resume", "none.state")
+
+    batch = path("data", "cifar-10-batches-bin", "data_batch_2.bin")
+    good = open(batch, "rb").read()
+    for words, broken in ((["empty"], b""), (["record 1"], good[:5000]),
+                          (["record 3", "label 10"], good[:3 * 3073] + b"\n" + good[3 * 3073 + 1:])):
+        with open(batch, "wb") as f:
+            f.write(broken)
+        bad(["data_batch_2.bin", *words], "--data_url", data)
+    with open(batch, "wb") as f:
+        f.write(good)
+    os.makedirs(path("evil", "cifar-10-batches-py"))
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        with open(path("evil", "cifar-10-batches-py", name), "wb") as f:
+            f.write(b"cos\nsystem\n(S'touch %s'\ntR." % path("owned").encode())
+    bad(["os.system", "data_batch_1"], "--data_url", path("evil"))
+    assert not os.path.exists(path("owned"))
+
+    if os.geteuid() != 0:
+        os.makedirs(path("locked"), 0o500)
+        bad(["locked"], "--data_url", data, *quiet, "--width", "2", "--output_dir", path("locked"))
+    with open(path("file"), "w"):
+        pass
+    bad(["file"], "--data_url", data, *quiet, "--width", "2", "--output_dir", path("file"))
+
+    train("--data_url", data, *TINY, "--epochs", "1", "--output_dir", "narrow")
+    _, err = train("--data_url", data, *TINY, "--epochs", "2", "--output_dir", "wide", "--width", "4",
+                   "--resume", path("narrow", "epoch_1.state"), status=2)
+    one_line(err, "conv1.0.weight", "[2, 3, 3, 3]", "[4, 3, 3, 3]")
+    with open(path("narrow", "epoch_1.safetensors"), "r+b") as f:
+        f.truncate(3000)
+    _, err = train("--data_url", data, *TINY, "--resume", path("narrow", "epoch_1.state"), status=2)
+    one_line(err, "epoch_1.safetensors", "SHA-256")
+
+    _, err = train("--data_url", data, *TINY, "--epochs", "1", "--ignore-unknown", "--train_url", "obs://x/y")
+    assert "--train_url is ignored" in err, err
+
+
+def case_signal():
+    """SIGTERM ends the training cleanly, with the status of a signal; what is saved stays."""
+    data = synth()
+    process = start("--data_url", data, *TINY, "--epochs", "1000", "--output_dir", "o")
+    while not process.stdout.readline().startswith(b"val | epoch: 2"):
+        pass
+    begin = time.monotonic()
+    process.terminate()
+    _, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert b"stopped by signal 15" in err and b"epoch_" in err, err
+    assert time.monotonic() - begin < 20
+    assert not [n for n in os.listdir(path("o")) if n.endswith(".tmp")]
+    _, err = train("--data_url", data, *TINY, "--epochs", "2", "--output_dir", "o", "--resume", "auto")
+    assert "nothing left to train" in err, err
+
+
+def pair(data, out, *args, ranks=2, port=None):
+    port = port or free_port()
+    return [start("--data_url", data, *TINY, "--output_dir", out, "--init_method", f"tcp://127.0.0.1:{port}",
+                  "--world_size", str(ranks), "--rank", str(r), *args) for r in range(ranks)]
+
+
+def case_processes():
+    """Two ranks: only rank 0 prints and saves; the same bits twice and after a break; lines of both ranks' means."""
+    data = synth(train=161, test=51)
+    outs = []
+    for name in ("a", "b"):
+        ranks = pair(data, name, "--epochs", "2", "--drop_last", "false")
+        out, err = ranks[0].communicate(timeout=LIMIT)
+        other, other_err = ranks[1].communicate(timeout=LIMIT)
+        assert [r.returncode for r in ranks] == [0, 0], (err, other_err)
+        assert other == b"" and other_err == b"", (other, other_err)
+        assert results(out)
+        assert b"global batch 32" in err, err
+        outs.append(out)
+    assert outs[0] == outs[1]
+    same_training("a", "b", 2)
+    accuracy = results(outs[0])[1][3]
+    assert abs(accuracy * 51 - round(accuracy * 51)) < 0.01, accuracy  # each of 51 images once, over two ranks
+    # 1 + 1 epochs, with the environment that torchrun gives
+    for epochs in ("1", "2"):
+        port = free_port()
+        ranks = [start("--data_url", data, *TINY, "--drop_last", "false", "--epochs", epochs, "--output_dir", "c",
+                       "--resume", "auto", env={"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                                "MASTER_PORT": str(port), "LOCAL_RANK": str(r), "LOCAL_WORLD_SIZE": "2"})
+                 for r in range(2)]
+        errors = [r.communicate(timeout=LIMIT)[1] for r in ranks]
+        assert [r.returncode for r in ranks] == [0, 0], errors
+    assert read("a", "epoch_2.safetensors") == read("c", "epoch_2.safetensors")
+    # A checkpoint of two ranks goes on with one.
+    _, err = train("--data_url", data, *TINY, "--epochs", "3", "--output_dir", "c", "--resume", "auto")
+    assert "world_size 1 instead of 2" in err, err
+
+
+def case_failures():
+    """Ranks that do not fit together, a rank that dies: all end, each with the reason, and no file is half there."""
+    data = synth()
+    port = free_port()
+    ranks = [start("--data_url", data, *TINY, "--output_dir", "o", "--init_method", f"tcp://127.0.0.1:{port}",
+                   "--world_size", "2", "--rank", str(r), "--width", str(2 + 2 * r)) for r in range(2)]
+    for r in ranks:
+        _, err = r.communicate(timeout=LIMIT)
+        assert r.returncode == 1 and b"different models" in err and b"conv1.0.weight" in err, err
+    other = synth("other", train=170)
+    ranks = [start("--data_url", d, *TINY, "--output_dir", "o", "--init_method", f"tcp://127.0.0.1:{port}",
+                   "--world_size", "2", "--rank", str(r)) for r, d in enumerate((data, other))]
+    for r in ranks:
+        _, err = r.communicate(timeout=LIMIT)
+        assert r.returncode == 1 and b"data hash" in err, err
+    # One has no data: it says so with status 2, the other one hears of it.
+    ranks = [start("--data_url", d, *TINY, "--output_dir", "o", "--init_method", f"tcp://127.0.0.1:{port}",
+                   "--world_size", "2", "--rank", str(r)) for r, d in enumerate((data, path("nothing")))]
+    errors = [r.communicate(timeout=LIMIT)[1] for r in ranks]
+    assert [r.returncode for r in ranks] == [1, 2], errors
+    assert b"nothing" in errors[0] and b"rank 1" in errors[0] and b"nothing" in errors[1], errors
+    for victim in (1, 0):
+        ranks = pair(data, "k", "--epochs", "1000", port=port)
+        while not ranks[0].stdout.readline().startswith(b"val | epoch: 1 "):
+            pass
+        ranks[victim].kill()
+        begin = time.monotonic()
+        survivor = ranks[1 - victim]
+        _, err = survivor.communicate(timeout=LIMIT)
+        took = time.monotonic() - begin
+        assert survivor.returncode == 1 and b"rank %d" % victim in err, err
+        assert took < (2 if not os.environ.get("PS_SANITIZER") else 10), took
+        ranks[victim].communicate()
+        assert not [n for n in os.listdir(path("k")) if n.endswith(".tmp")]
+
+
+def case_custom_data():
+    """The sample's random set: its warning on standard error, accuracy about one half."""
+    out, err = train("--custom_data", "true", "--width", "1", "--epochs", "1", "--enable_gpu", "false", "--backend", "ref",
+                     "--output_dir", "o")
+    assert "warning: you are training on custom random dataset, validation accuracy may range from 0.4 to 0.6.\n" in err
+    assert 0.3 < results(out)[0][3] < 0.7, out
+
+
+def case_checkpoint():
+    """PyTorch loads both formats, strict, and finds the accuracy that was printed."""
+    try:
+        import numpy
+        import torch
+    except ImportError:
+        print("SKIP: no PyTorch for this python3")
+        return 77
+    sys.path.insert(0, os.path.join(os.environ["PS_SOURCE"], "tests", "parity"))
+    from sample_model import ResNet18
+    torch.set_num_threads(1)
+    data = synth(train=400, test=200)
+    out, _ = train("--data_url", data, "--width", "4", "--resolution", "32", "--batch", "16", "--epochs", "1", "--lr",
+                   "0.01", "--enable_gpu", "false", "--backend", "ref", "--ckpt_format", "both", "--output_dir", "o")
+    _, _, val_loss, accuracy = results(out)[0]
+    rows = numpy.fromfile(path("data", "cifar-10-batches-bin", "test_batch.bin"), numpy.uint8).reshape(-1, 3073)
+    images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()).float() / 255
+    labels = torch.from_numpy(rows[:, 0].copy()).long()
+    types = {"F32": torch.float32, "I64": torch.int64}
+    weights, _ = tensors(read("o", "epoch_1.safetensors"))
+    from_safetensors = {name: torch.frombuffer(bytearray(body), dtype=types[dtype]).reshape(shape)
+                        for name, (dtype, shape, body) in weights.items()}
+    from_pth = torch.load(path("o", "epoch_1.pth"), weights_only=True)
+    assert list(from_pth) == list(ResNet18(4).state_dict())
+    for state in (from_safetensors, from_pth):
+        net = ResNet18(4)
+        net.load_state_dict(state, strict=True)
+        net.eval()
+        with torch.no_grad():
+            logits = net(images)
+        # one image of 200 may lie so close to the border that rounding decides
+        assert abs((logits.argmax(1) == labels).double().mean().item() - accuracy) <= 0.0051, accuracy
+        loss = torch.nn.functional.cross_entropy(logits, labels).item()
+        assert abs(loss - val_loss) <= 2e-3 * max(1, val_loss), (loss, val_loss)
+    for name, tensor in from_pth.items():
+        assert torch.equal(tensor, from_safetensors[name]), name
+    # and with pth alone the training goes on from the state file
+    args = ["--data_url", data, *TINY, "--ckpt_format", "pth"]
+    train(*args, "--epochs", "2", "--output_dir", "w")
+    train(*args, "--epochs", "1", "--output_dir", "p")
+    train(*args, "--epochs", "2", "--output_dir", "p", "--resume", "auto")
+    assert read("w", "epoch_2.pth") == read("p", "epoch_2.pth")
+    assert not os.path.exists(path("p", "epoch_2.safetensors"))
+
+
+def case_real():
+    """Some of the real images, where they are: accuracy well above chance, and labelled as what they are."""
+    source = os.environ.get("CIFAR10_DIR")
+    folder = os.path.join(source or "", "cifar-10-batches-bin")
+    if not source or not os.path.isdir(folder):
+        print("SKIP: CIFAR10_DIR is not set to a folder with cifar-10-batches-bin")
+        return 77
+    os.makedirs(path("real", "cifar-10-batches-bin"))
+    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+        with open(os.path.join(folder, name), "rb") as f, open(path("real", "cifar-10-batches-bin", name), "wb") as g:
+            g.write(f.read(500 * 3073))
+    out, err = train("--data_url", path("real"), "--width", "4", "--resolution", "16", "--batch", "50", "--epochs", "3",
+                     "--lr", "0.02", "--schedule", "onecycle", "--enable_gpu", "false", "--backend", "ref")
+    found = results(out)
+    assert found[2][1] < found[0][1] and found[2][3] > 0.2, found
+    assert err.count("CIFAR-10, JPEG re-encoded") == 2, err  # with the data, and with the accuracy
+    assert re.search(r"accuracy 0\.\d+, best 0\.\d+ after epoch \d, on CIFAR-10, JPEG re-encoded", err), err
+
+
+if __name__ == "__main__":
+    try:
+        status = globals()["case_" + sys.argv[1]]()
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+        shutil.rmtree(work, ignore_errors=True)
+    sys.exit(status or 0)
