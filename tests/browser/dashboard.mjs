@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { createServer, request } from "node:http";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { open } from "./chromium.mjs";
@@ -204,6 +205,33 @@ async function variant(name, options, work) {
 
 const noSideways = (page) => page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
 
+// A reverse proxy that serves the sidecar under /deep/er/, as nginx would with proxy_pass.
+async function underSubPath(work) {
+  const prefix = "/deep/er";
+  const target = new URL(url);
+  const proxy = createServer((incoming, outgoing) => {
+    if (!incoming.url.startsWith(prefix + "/")) {
+      outgoing.writeHead(404).end();
+      return;
+    }
+    const onward = request({ host: target.hostname, port: target.port, method: incoming.method, path: incoming.url.slice(prefix.length), headers: incoming.headers },
+      (answer) => {
+        outgoing.writeHead(answer.statusCode, answer.headers);
+        answer.pipe(outgoing);
+      });
+    onward.on("error", () => outgoing.destroy());
+    outgoing.on("close", () => onward.destroy());
+    incoming.pipe(onward);
+  });
+  await new Promise((resolve) => proxy.listen(0, "127.0.0.1", resolve));
+  try {
+    await work(`http://127.0.0.1:${proxy.address().port}${prefix}/`);
+  } finally {
+    proxy.closeAllConnections();
+    proxy.close();
+  }
+}
+
 try {
   const browser = await open();
   try {
@@ -237,6 +265,18 @@ try {
     await page.locator("canvas").nth(4).waitFor();
     await shot(page, "run-dark");
   });
+  await variant("works under a sub-path", {}, (page) => underSubPath(async (base) => {
+    await page.goto(base);
+    await page.locator("tbody tr").first().waitFor();
+    await page.locator(".live-live").waitFor();
+    await page.locator(`tr[data-run="${ids.double}"] th a`).click();
+    await page.locator("canvas").nth(4).waitFor();
+    const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name: /^Download/ }).first().click()]);
+    assert.ok(download.url().startsWith(base), download.url());
+    await page.goto(`${base}#/compare?runs=${ids.single},${ids.double}`);
+    await page.locator("canvas").nth(4).waitFor();
+    assert.ok(page.url().startsWith(base));
+  }));
   await variant("axe finds nothing, light", {}, everyPageAccessible);
   await variant("axe finds nothing, dark", { dark: true }, everyPageAccessible);
   await variant("360 pixels are enough", { width: 360, height: 740, language: "zh-CN" }, async (page) => {

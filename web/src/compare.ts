@@ -125,14 +125,17 @@ export function comparePage(params: URLSearchParams): Page {
       [t("cmp_efficiency"), (r) => percent(r.efficiency)],
       [t("cmp_time_speedup"), (r) => times(r.time_speedup)],
     ];
-    replace(figures, scroller(t("cmp_numbers"), h("table", { class: "figures" },
+    replace(figures, scroller(t("cmp_numbers"), h("table", { class: "figures stack" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("name")), columns.map(([name]) => h("th", { scope: "col", class: "n" }, name)))),
       h("tbody", {}, c.rows.flatMap((row) => {
         const reference = isReference(c, row);
         const name = h("th", { scope: "row" }, swatch(styleOf(row)),
           row.threshold_only ? label(row) : h("a", { href: `#/run/${encodeURIComponent(row.run_id)}` }, row.name),
           reference && h("span", { class: "tag" }, t("cmp_reference")));
-        const out: Node[] = [h("tr", { "data-row": row.name }, name, columns.map(([title, cell]) => h("td", { class: "n", "data-label": title }, cell(row))))];
+        const out: Node[] = [h("tr", { "data-row": row.name }, name, columns.map(([title, cell]) => {
+          const shown = cell(row);
+          return h("td", { class: shown === DASH ? "n none" : "n", "data-label": title }, shown);
+        }))];
         const remark = row.refusal && !reference && !row.threshold_only ? `${t("cmp_refused")}: ${row.refusal}`
           : row.threshold_only ? t("cmp_threshold_note", row.epochs, duration(row.total_s), "≥ " + percentShort(num(row.best_accuracy) ?? NaN))
             : [reference ? "" : row.differs && t("cmp_differs", row.differs), reference ? "" : row.time_refusal, row.non_finite ?? ""].filter(Boolean).join(" · ");

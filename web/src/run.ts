@@ -206,10 +206,11 @@ export function runPage(id: string, params: URLSearchParams): Page {
       r.tags.length > 0 && fact(t("tags"), r.tags.map((tag) => h("span", { class: "tag" }, tag))),
       r.notes && fact(t("notes"), r.notes));
     const attempts = r.attempts ?? [];
-    replace(attemptBox, scroller(t("attempts"), h("table", {},
+    replace(attemptBox, scroller(t("attempts"), h("table", { class: "stack" },
       h("thead", {}, h("tr", {}, [t("attempt"), t("started"), t("elapsed"), t("world_size"), t("reason")].map((c) => h("th", { scope: "col" }, c)))),
-      h("tbody", {}, attempts.map((a) => h("tr", {}, h("td", { class: "n" }, a.attempt), h("td", { class: "wrap" }, whenBoth(a.started_at)),
-        h("td", { class: "n" }, duration(a.elapsed_s)), h("td", { class: "n" }, a.world_size), h("td", { class: "wrap" }, a.reason || DASH)))))));
+      h("tbody", {}, attempts.map((a) => h("tr", {}, h("td", { class: "n", "data-label": t("attempt") }, a.attempt), h("td", { class: "wrap full" }, whenBoth(a.started_at)),
+        h("td", { class: "n", "data-label": t("elapsed") }, duration(a.elapsed_s)), h("td", { class: "n", "data-label": t("world_size") }, a.world_size),
+        h("td", { class: a.reason ? "wrap full" : "none" }, a.reason || DASH)))))));
     const rows: [string, string][] = [["id", r.id], ...(r.commit ? [["commit", r.commit] as [string, string]] : []),
       ...(r.dataset_hash ? [["dataset_hash", r.dataset_hash] as [string, string]] : []), ...(r.config ?? [])];
     replace(configBox, h("dl", { class: "config" }, rows.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));
@@ -223,19 +224,19 @@ export function runPage(id: string, params: URLSearchParams): Page {
       return;
     }
     const latest = checkpoints[checkpoints.length - 1];
-    replace(checkpointBox, scroller(t("checkpoints"), h("table", {},
+    replace(checkpointBox, scroller(t("checkpoints"), h("table", { class: "stack" },
       h("thead", {}, h("tr", {}, [t("epoch"), t("file"), t("accuracy"), t("size"), t("digest"), t("created"), t("pull_command"), ""].map((c, i) =>
         h("th", { scope: "col", class: i === 0 || i === 2 || i === 3 ? "n" : "" }, c || h("span", { class: "offscreen" }, t("download")))))),
       h("tbody", {}, [...checkpoints].reverse().map((c) => {
         const command = pullCommand(r, c);
         return h("tr", {},
-          h("td", { class: "n" }, c.epoch),
-          h("td", {}, c.filename, c === latest && h("span", { class: "tag" }, t("latest")), c.best && h("span", { class: "tag tag-best" }, t("best"))),
-          h("td", { class: "n" }, percent(c.accuracy, 2)),
-          h("td", { class: "n" }, bytes(c.size)),
-          h("td", {}, h("code", { title: c.sha256 }, c.sha256.slice(0, 12), "…"), " ", copyButton(c.sha256, `${t("copy")} ${t("digest")}`)),
-          h("td", {}, when(c.created_at)),
-          h("td", { class: "command" }, c.format !== "state" ? [h("code", { title: command }, command), " ", copyButton(command, `${t("copy")} ${t("pull_command")}`)] : DASH),
+          h("td", { class: "n", "data-label": t("epoch") }, c.epoch),
+          h("td", { class: "full" }, c.filename, c === latest && h("span", { class: "tag" }, t("latest")), c.best && h("span", { class: "tag tag-best" }, t("best"))),
+          h("td", { class: "n", "data-label": t("accuracy") }, percent(c.accuracy, 2)),
+          h("td", { class: "n", "data-label": t("size") }, bytes(c.size)),
+          h("td", { class: "full" }, h("code", { title: c.sha256 }, c.sha256.slice(0, 12), "…"), " ", copyButton(c.sha256, `${t("copy")} ${t("digest")}`)),
+          h("td", { "data-label": t("created") }, when(c.created_at)),
+          h("td", { class: "command full" }, c.format !== "state" ? [h("code", { title: command }, command), " ", copyButton(command, `${t("copy")} ${t("pull_command")}`)] : DASH),
           h("td", {}, h("a", { class: "button small", href: `api/v1/checkpoints/${c.sha256}`, download: c.filename, "aria-label": `${t("download")} ${c.filename}` }, t("download"))));
       })))));
   }
