@@ -265,6 +265,20 @@ try {
     await page.locator("canvas").nth(4).waitFor();
     await shot(page, "run-dark");
   });
+  await variant("a token is asked for and kept as a cookie", {}, async (page) => {
+    await page.goto(facts.guarded);
+    await page.locator("#token").fill("wrong");
+    await page.keyboard.press("Enter");
+    await page.getByText("That token is not right.").waitFor();
+    await shot(page, "login");
+    await page.locator("#token").fill(facts.token);
+    await page.keyboard.press("Enter");
+    await page.getByText("behind-the-token").waitFor();
+    await page.locator(".live-live").waitFor();
+    await page.reload();
+    await page.getByText("behind-the-token").waitFor();
+    assert.equal(await page.evaluate(() => document.cookie), "", "scripts cannot read it");
+  });
   await variant("works under a sub-path", {}, (page) => underSubPath(async (base) => {
     await page.goto(base);
     await page.locator("tbody tr").first().waitFor();

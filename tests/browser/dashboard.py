@@ -16,6 +16,7 @@ BUILD = pathlib.Path(os.environ["PS_BUILD"])
 sys.path.insert(0, str(SOURCE / "tests/integration"))
 from http_world import Sidecar, skip  # noqa: E402
 
+TOKEN = "a-token+with/signs&more="
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
@@ -55,7 +56,8 @@ def main():
     work = node_modules()
     shots = BUILD / "screenshots"
     shots.mkdir(exist_ok=True)
-    with Sidecar("--lost-after", "10min") as sidecar:
+    with Sidecar("--lost-after", "10min") as sidecar, Sidecar(token=TOKEN) as guarded:
+        guarded.create("behind-the-token", 1)
         job = dict(model="resnet18", dataset="CIFAR-10, generated", dataset_hash="5f1c9e20aa7301bd", device="CPU, 2 threads", epochs_planned=20, batch_per_rank=128)
         options = {"optimizer": "sgd", "schedule": "onecycle", "seed": 1, "precision": "fp32", "augment": "standard"}
         single = sidecar.create("single", 1, config={**options, "lr": 0.01, "world_size": 1}, **job)
@@ -72,7 +74,7 @@ def main():
         live = sidecar.create("live", 2, config={**options, "lr": 0.02, "world_size": 2}, **job)
         curve(sidecar, live, 3, 21, 2300, 3)
 
-        facts = dict(url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
+        facts = dict(guarded=f"http://127.0.0.1:{guarded.port}/", token=TOKEN, url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
                      ids=dict(single=single.id, double=double.id, bad=bad.id, live=live.id),
                      compare=sidecar.json(f"/api/v1/compare?runs={single.id},{double.id}")["rows"],
                      runs={r["name"]: r for r in sidecar.json("/api/v1/runs")["runs"]})

@@ -53,8 +53,15 @@ class Sidecar:
             self.flags += ["--token-file", str(path)]
         self.grpc_port, self.port = free_port(), free_port()
         self.process = None
-        self._stubs()
-        self.start()
+        try:
+            self._stubs()
+            self.start()
+        except BaseException:
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+            shutil.rmtree(self.dir, ignore_errors=True)
+            raise
 
     def _stubs(self):
         source = pathlib.Path(os.environ["PS_SOURCE"], "proto")
