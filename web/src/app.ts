@@ -18,6 +18,7 @@ let streaming = false;
 
 function showLive(state: LiveState): void {
   if (!live) return;
+  live.hidden = !streaming; // nothing is being tried on the login page
   live.className = `live live-${state}`;
   replace(live, h("span", { class: "dot", "aria-hidden": "true" }),
     t(state === "live" ? "live" : state === "lost" ? "live_lost" : "live_connecting"));
@@ -100,6 +101,7 @@ function loginPage(): void {
 function begin(): void {
   if (!streaming) startLive();
   streaming = true;
+  live.hidden = false;
   route();
 }
 

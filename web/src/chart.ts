@@ -2,7 +2,7 @@
 // A thin layer over uPlot: theme colours, dash patterns, marks for values that are not numbers, thresholds, end marks,
 // a legend with the values under the cursor, keyboard cursor, one synchronised cursor per group.
 import uPlot from "uplot";
-import { absolute, axisDuration, duration, fixed, percent, rate, significant } from "./format.ts";
+import { absolute, axisClock, axisDuration, duration, fixed, percent, rate, significant } from "./format.ts";
 import { h, replace, svg } from "./dom.ts";
 import { t } from "./i18n.ts";
 
@@ -265,7 +265,7 @@ export class Chart {
           ...(spec.x === "elapsed"
             ? { space: 64, values: (u: uPlot, splits: number[]) => splits.map((v) => axisDuration(v, (u.scales["x"]?.max ?? 1) - (u.scales["x"]?.min ?? 0))), incrs: [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400] }
             : spec.x === "wall"
-              ? { space: 70 }
+              ? { space: 76, values: (u: uPlot, splits: number[]) => splits.map((v) => axisClock(v, (u.scales["x"]?.max ?? 1) - (u.scales["x"]?.min ?? 0))) }
               : { incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7], values: (_u: uPlot, splits: number[]) => splits.map((v) => (Number.isInteger(v) ? String(v) : "")) }),
         },
         {

@@ -34,7 +34,7 @@ export function percent(value: Num | null | undefined, digits = 1): string {
 
 // "80 %" for a target: no trailing zeros.
 export function percentShort(x: number): string {
-  return String(Number((x * 100).toFixed(2))) + " %";
+  return String(Number((x * 100).toFixed(2))) + "\u00a0%";
 }
 
 export function rate(value: Num | null | undefined): string {
@@ -65,6 +65,13 @@ export function axisDuration(seconds: number, range: number): string {
   if (range < 180) return `${Number(seconds.toFixed(1))} s`;
   if (range < 3 * 3600) return `${Number((seconds / 60).toFixed(1))} min`;
   return `${Number((seconds / 3600).toFixed(1))} h`;
+}
+
+// The time of day on an axis; the date too where the range is longer than a day.
+export function axisClock(seconds: number, range: number): string {
+  const text = absolute(new Date(seconds * 1000).toISOString());
+  if (range > 86400) return text.slice(5, 16);
+  return range < 600 ? text.slice(11) : text.slice(11, 16);
 }
 
 export function bytes(size: number): string {
