@@ -43,6 +43,19 @@ static void outcome_done(struct outcome *outcome)
     grpc_metadata_array_destroy(&outcome->trailing);
 }
 
+/* What the core itself says when a connection goes; a server's own words are passed on as they are. */
+static bool is_lost(const char *text)
+{
+    static const char *const words[] = {
+        "Socket closed",    "recvmsg:",         "sendmsg:",         "Broken pipe",
+        "Connection reset", "watchdog timeout", "ping timeout",     "Too many pings",
+        "too_many_pings",   "GOAWAY received",  "Transport closed", "Stream removed"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strstr(text, words[i]))
+            return true;
+    return false;
+}
+
 static int fail_from(const struct ps_rpc_channel *channel, const char *path, const struct outcome *outcome,
                      struct ps_error *err)
 {
@@ -51,10 +64,9 @@ static int fail_from(const struct ps_rpc_channel *channel, const char *path, con
     int code = ps_code_from_grpc((int)outcome->status);
     if (code == PS_UNAVAILABLE && !strncmp(text, "failed to connect", 17))
         ps_fail(err, code, "cannot connect to %s; is the server running there? (%s)", channel->target, text);
-    else if (code == PS_UNAVAILABLE && strstr(text, "DNS"))
+    else if (code == PS_UNAVAILABLE && !strncmp(text, "DNS resolution", 14))
         ps_fail(err, code, "cannot find %s: %s", channel->target, text);
-    else if (code == PS_UNAVAILABLE && (strstr(text, "ocket") || strstr(text, "reset") ||
-                                        strstr(text, "closed") || strstr(text, "ping")))
+    else if (code == PS_UNAVAILABLE && is_lost(text))
         ps_fail(err, code, "the connection to %s was lost: %s", channel->target, text);
     else if (code == PS_DEADLINE_EXCEEDED && !strcmp(text, "Deadline Exceeded"))
         ps_fail(err, code, "%s has not answered %s in time", channel->target, path);

@@ -483,7 +483,8 @@ static void test_late_calls_are_not_run(void **state)
         pthread_join(late[i].thread, NULL);
         assert_int_equal(late[i].code, PS_DEADLINE_EXCEEDED);
     }
-    usleep(1000000); /* the server counts from when it got the call, and rounds up: let its clock get there too */
+    usleep(1000000); /* the server counts from when it got the call, and rounds up: let its clock get there
+                        too */
     probe_open(&f.probe);
     pthread_join(held.thread, NULL);
     assert_int_equal(held.code, 0);
@@ -934,6 +935,13 @@ static void test_nobody_listens(void **state)
     assert_int_equal(ps_rpc_stream_recv(stream, &message, &err), PS_UNAVAILABLE);
     assert_non_null(strstr(err.message, f.target));
     ps_rpc_stream_free(stream);
+    struct ps_rpc_channel *nowhere = NULL;
+    struct ps_rpc_channel_config client = {.target = "no-such-host.invalid:1"};
+    assert_int_equal(ps_rpc_channel_open(&client, &nowhere, &err), 0);
+    int code = echo(nowhere, &note, 20, &answer, &err);
+    assert_true(code == PS_UNAVAILABLE || code == PS_DEADLINE_EXCEEDED); /* a name server may keep silent */
+    assert_non_null(strstr(err.message, "no-such-host.invalid:1"));
+    ps_rpc_channel_free(nowhere);
     /* Waiting for the server stops at the deadline. */
     assert_int_equal(ps_rpc_unary(f.channel, PROBE("Echo"), &note.base, NOTE_TYPE, 0.3, true, &message, &err),
                      PS_DEADLINE_EXCEEDED);

@@ -118,6 +118,36 @@ static struct ps_rpc_channel *connect_to(int port, double keepalive_s)
     return channel;
 }
 
+/* A process that dies takes its connections with it: no need to wait for a ping. */
+static void test_cut_connection(void **state)
+{
+    (void)state;
+    struct probe probe;
+    struct relay relay;
+    struct ps_rpc_server *server = start_server(&probe, 0);
+    struct ps_rpc_channel *channel = connect_to(start_relay(&relay, ps_rpc_server_port(server, 0)), 0);
+    struct ps_rpc_stream *stream = NULL;
+    struct ps_error err = {0};
+    assert_int_equal(ps_rpc_stream_open(channel, PROBE("Sum"), NOTE_TYPE, -1, &stream, &err), 0);
+    double until = ps_monotonic_s() + 10;
+    while (atomic_load(&probe.running) != 1 && ps_monotonic_s() < until)
+        usleep(1000);
+    assert_int_equal(atomic_load(&probe.running), 1);
+    double begin = ps_monotonic_s();
+    end_relay(&relay);
+    ProtobufCMessage *message = NULL;
+    assert_int_equal(ps_rpc_stream_recv(stream, &message, &err), PS_UNAVAILABLE);
+    assert_non_null(strstr(err.message, "was lost"));
+    until = begin + 8;
+    while (atomic_load(&probe.running) != 0 && ps_monotonic_s() < until)
+        usleep(1000);
+    assert_int_equal(atomic_load(&probe.running), 0);
+    ps_rpc_stream_free(stream);
+    ps_rpc_channel_free(channel);
+    ps_rpc_server_free(server);
+    probe_done(&probe);
+}
+
 static void test_silence_is_noticed_on_both_sides(void **state)
 {
     (void)state;
@@ -139,6 +169,7 @@ static void test_silence_is_noticed_on_both_sides(void **state)
     ProtobufCMessage *message = NULL;
     assert_int_equal(ps_rpc_stream_recv(stream, &message, &err), PS_UNAVAILABLE);
     assert_true(ps_monotonic_s() - begin < 15);
+    assert_non_null(strstr(err.message, "was lost"));
     until = begin + 20;
     while (atomic_load(&probe.running) != 0 && ps_monotonic_s() < until)
         usleep(1000);
@@ -179,6 +210,7 @@ static void test_pace_of_pings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cut_connection),
         cmocka_unit_test(test_silence_is_noticed_on_both_sides),
         cmocka_unit_test(test_pace_of_pings),
     };
