@@ -10,6 +10,7 @@
 #include "trainer/progress.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 static const float channel_mean[3] = {0.4914f, 0.4822f, 0.4465f},
                    channel_deviation[3] = {0.2470f, 0.2435f, 0.2616f};
 
-enum { MAX_PAIRS = 16, PAIR_TEXT = 128 };
+enum { MAX_PAIRS = 24, PAIR_TEXT = 128 };
 
 struct loop {
     const struct ps_loop_config *c;
@@ -354,44 +355,69 @@ static int read_state(struct loop *l, enum ps_state_kind what, size_t count, flo
     return l->c->ops->read(l->c->backend, what, 0, count, *ret, err);
 }
 
-/* What a resumed run is compared with, as the names of flags, and what it goes on from. */
-static size_t setting_pairs(const struct loop *l, char text[MAX_PAIRS][PAIR_TEXT],
-                            struct ps_tensor_pair *pairs)
+struct settings {
+    struct ps_tensor_pair pairs[MAX_PAIRS];
+    char text[MAX_PAIRS][PAIR_TEXT];
+    size_t count;
+};
+
+static void put_setting(struct settings *s, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void put_setting(struct settings *s, const char *name, const char *format, ...)
 {
-    static const char *const names[] = {"seed",   "schedule",   "lr",      "epochs",
-                                        "batch",  "accumulate", "threads", "world_size",
-                                        "recipe", "data_hash",  "backend", "elapsed_s"};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(s->text[s->count], PAIR_TEXT, format, args);
+    va_end(args);
+    s->pairs[s->count] = (struct ps_tensor_pair){name, s->text[s->count]};
+    s->count++;
+}
+
+/* What decides the bits of a training beside its weights: kept in the state file, compared when it is
+ * resumed. */
+static void put_settings(const struct loop *l, struct settings *s)
+{
     const struct ps_train_options *o = l->o;
-    snprintf(text[0], PAIR_TEXT, "%lld", (long long)o->seed);
-    snprintf(text[1], PAIR_TEXT, "%s", o->schedule);
-    snprintf(text[2], PAIR_TEXT, "%.17g", l->c->lr);
-    snprintf(text[3], PAIR_TEXT, "%lld", (long long)o->epochs);
-    snprintf(text[4], PAIR_TEXT, "%lld", (long long)o->batch);
-    snprintf(text[5], PAIR_TEXT, "%lld", (long long)o->accumulate);
-    snprintf(text[6], PAIR_TEXT, "%d", l->c->threads);
-    snprintf(text[7], PAIR_TEXT, "%d", l->world);
-    snprintf(text[8], PAIR_TEXT, "%s", o->recipe);
-    snprintf(text[9], PAIR_TEXT, "%s", l->c->data->hash);
-    snprintf(text[10], PAIR_TEXT, "%s", l->c->ops->name);
-    snprintf(text[11], PAIR_TEXT, "%.3f", l->before_s + elapsed(l));
-    const size_t count = sizeof names / sizeof *names;
-    for (size_t i = 0; i < count; i++)
-        pairs[i] = (struct ps_tensor_pair){names[i], text[i]};
-    return count;
+    s->count = 0;
+    put_setting(s, "seed", "%lld", (long long)o->seed);
+    put_setting(s, "schedule", "%s", o->schedule);
+    if (o->schedule_kind != PS_SCHEDULE_CONSTANT) /* a constant rate does not ask for the end */
+        put_setting(s, "epochs", "%lld", (long long)o->epochs);
+    put_setting(s, "lr", "%.17g", l->c->lr);
+    if (o->optimizer_kind == PS_SGD)
+        put_setting(s, "momentum", "%.17g", o->momentum);
+    put_setting(s, "weight_decay", "%.17g", o->weight_decay);
+    put_setting(s, "label_smoothing", "%.17g", o->label_smoothing);
+    put_setting(s, "batch", "%lld", (long long)o->batch);
+    put_setting(s, "accumulate", "%lld", (long long)o->accumulate);
+    put_setting(s, "drop_last", "%s", o->drop_last ? "true" : "false");
+    put_setting(s, "augment", "%s", o->augment);
+    put_setting(s, "normalize", "%s", o->normalize ? "true" : "false");
+    put_setting(s, "resolution", "%s", o->resolution);
+    put_setting(s, "precision", "%s", o->precision);
+    put_setting(s, "world_size", "%d", l->world);
+    put_setting(s, "threads", "%d", l->c->threads);
+    put_setting(s, "backend", "%s", l->c->ops->name);
+    put_setting(s, "data_hash", "%s", l->c->data->hash);
 }
 
 static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool evaluated,
                 struct ps_error *err)
 {
     const struct ps_model *m = l->c->model;
-    char text[MAX_PAIRS][PAIR_TEXT], *path = NULL;
-    struct ps_tensor_pair pairs[MAX_PAIRS];
+    char *path = NULL;
+    struct settings settings;
+    put_settings(l, &settings);
+    put_setting(&settings, "elapsed_s", "%.3f", l->before_s + elapsed(l));
+    put_setting(&settings, "best_accuracy", "%.17g", l->result->best_accuracy);
+    put_setting(&settings, "best_epoch", "%d", l->result->best_epoch);
     struct ps_checkpoint c = {.epoch = epoch,
                               .step = l->step,
                               .batches = l->trained,
                               .optimizer = l->o->optimizer_kind,
-                              .pairs = pairs,
-                              .pair_count = setting_pairs(l, text, pairs)};
+                              .pairs = settings.pairs,
+                              .pair_count = settings.count};
     int code = read_state(l, PS_STATE_PARAMS, m->param_elements, &c.params, err);
     if (!code)
         code = read_state(l, PS_STATE_BUFFERS, m->buffer_elements, &c.buffers, err);
@@ -495,16 +521,15 @@ static int write_state(struct loop *l, enum ps_state_kind what, const float *dat
 /* Says in one line what differs from the run that is resumed. */
 static void compare_settings(const struct loop *l, const struct ps_checkpoint *checkpoint)
 {
-    char text[MAX_PAIRS][PAIR_TEXT], line[512] = "";
-    struct ps_tensor_pair pairs[MAX_PAIRS];
-    size_t count = setting_pairs(l, text, pairs), used = 0;
-    for (size_t i = 0; i < count; i++) {
-        const char *before = ps_checkpoint_pair(checkpoint, pairs[i].key);
-        if (!before || strcmp(pairs[i].key, "elapsed_s") == 0 || strcmp(before, pairs[i].value) == 0)
-            continue;
-        if (used < sizeof line)
+    struct settings s;
+    char line[512] = "";
+    size_t used = 0;
+    put_settings(l, &s);
+    for (size_t i = 0; i < s.count; i++) {
+        const char *before = ps_checkpoint_pair(checkpoint, s.pairs[i].key);
+        if (before && strcmp(before, s.pairs[i].value) != 0 && used < sizeof line)
             used += (size_t)snprintf(line + used, sizeof line - used, "%s%s %.40s instead of %.40s",
-                                     used ? ", " : "", pairs[i].key, pairs[i].value, before);
+                                     used ? ", " : "", s.pairs[i].key, s.pairs[i].value, before);
     }
     if (used)
         ps_log_warning("resumed with %s: the result will not be the same bits as without the break", line);
@@ -557,6 +582,12 @@ static int put_start(struct loop *l, struct start_facts *facts, struct ps_error 
                                   .before_s = before ? strtod(before, NULL) : 0};
     if (!r->weights_only)
         compare_settings(l, r);
+    const char *best = ps_checkpoint_pair(r, "best_accuracy"),
+               *best_epoch = ps_checkpoint_pair(r, "best_epoch");
+    if (best && best_epoch) {
+        l->result->best_accuracy = strtod(best, NULL);
+        l->result->best_epoch = (int)strtol(best_epoch, NULL, 10);
+    }
     return 0;
 }
 

@@ -485,7 +485,7 @@ static void summarize(const struct job *job, const struct ps_loop_result *result
     if (job->launch.rank != 0)
         return;
     ps_format_duration(result->elapsed_s, took, sizeof took);
-    if (result->best_accuracy >= 0)
+    if (result->accuracy >= 0)
         ps_log_notice("finished in %s: accuracy %.4f, best %.4f after epoch %d, on %s; checkpoints in %s",
                       took, result->accuracy, result->best_accuracy, result->best_epoch, job->data->name,
                       job->options.output_dir);
