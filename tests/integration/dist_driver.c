@@ -263,7 +263,8 @@ static int bench(struct run *run, struct ps_error *err)
     }
     free(v);
     if (code == 0 && run->comm->rank == 0)
-        printf("all_reduce bytes %zu best_ms %.3f mean_ms %.3f\n", n * sizeof *v, best * 1e3, sum / (rounds - 2) * 1e3);
+        printf("all_reduce bytes %zu best_ms %.3f mean_ms %.3f\n", n * sizeof *v, best * 1e3,
+               sum / (rounds - 2) * 1e3);
     return code;
 }
 
@@ -280,7 +281,7 @@ static int work(const char *mode, struct run *run, struct ps_error *err)
     }
     if (strcmp(mode, "late") == 0) { /* rank 0 is busy for longer than the heartbeat time-out: no alarm */
         if (run->comm->rank == 0)
-            usleep(1500000);
+            usleep(2500000);
         return run->comm->ops->barrier(run->comm, err);
     }
     if (strcmp(mode, "stuck") == 0) { /* rank 1 never calls the collective */

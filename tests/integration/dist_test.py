@@ -141,7 +141,7 @@ class DistTest(unittest.TestCase):
             self.assertIn("nowhere0", rank.reason())
 
     def test_busy_main_thread_is_no_silence(self):
-        self.expect_ok(self.start("late", 3, ["--heartbeat", "0.5"]))
+        self.expect_ok(self.start("late", 3, ["--heartbeat", "1.2"]))
 
     def test_torchrun_environment(self):
         """With the agent's store on MASTER_PORT, as under torchrun: ours is another port."""
@@ -173,7 +173,7 @@ class DistTest(unittest.TestCase):
             start = time.monotonic()
             rank = Rank([DRIVER, "late", "--init_method", f"tcp://127.0.0.1:{port}", "--rank", "0", "--world_size", "2"])
             self.assertEqual(rank.process.wait(20 * SLOW), 1)
-            self.assertLess(time.monotonic() - start, 1 * SLOW + 1)
+            self.assertLess(time.monotonic() - start, DEATH_S)  # 1 s, and starting the program
             self.assertIn(f"port {port} is in use", rank.reason())
 
     def test_port_is_free_at_once_after_the_end(self):
@@ -231,13 +231,13 @@ class DistTest(unittest.TestCase):
                     self.assertLess(off, 1e-6)
 
     def check_death(self, mode, world, victim, how):
-        flags = ["--heartbeat", "1"] if how == signal.SIGSTOP else []
+        flags = ["--heartbeat", "1.5"] if how == signal.SIGSTOP else []
         job = self.start(mode, world, flags)
         job.wait_running()
         pid = job.ranks[victim].process.pid
         start = time.monotonic()
         os.kill(pid, how)
-        status = job.finish(DEATH_S + (1 if how == signal.SIGSTOP else 0), but=(victim,))
+        status = job.finish(DEATH_S + (2 if how == signal.SIGSTOP else 0), but=(victim,))
         took = time.monotonic() - start
         for number, code in status.items():
             self.assertEqual(code, 1, f"rank {number}")

@@ -514,7 +514,7 @@ static void leave_at_once(struct member *m)
 /* Rank 0 is through long before the others: it waits for their goodbye. */
 static void leave_late(struct member *m)
 {
-    poll(NULL, 0, 700);
+    poll(NULL, 0, 2500);
     char reason[700] = "";
     if (ps_rendezvous_failed(m->r, 0, reason, sizeof reason) && m->code == 0)
         m->code = ps_fail(&m->err, PS_INTERNAL, "alarm: %s", reason);
@@ -528,7 +528,7 @@ static void test_orderly_end_is_no_alarm(void **state)
                           {.rank = 1, .world_size = 3, .body = leave_late},
                           {.rank = 2, .world_size = 3, .body = leave_at_once}};
     job_init(&job);
-    job.heartbeat_s = 0.4; /* beats go on while rank 0 waits */
+    job.heartbeat_s = 1.5; /* beats go on while rank 0 waits */
     run_job(&job, m, 3);
     for (int i = 0; i < 3; i++) {
         if (m[i].code != 0)
@@ -545,7 +545,7 @@ static void test_silent_rank(void **state)
     struct member m[2] = {{.rank = 0, .world_size = 3, .body = wait_for_alarm},
                           {.rank = 1, .world_size = 3, .body = wait_for_alarm}};
     job_init(&job);
-    job.heartbeat_s = 0.5;
+    job.heartbeat_s = 1.5; /* the real ranks must be heard on a busy machine too */
     for (int i = 0; i < 2; i++) {
         m[i].job = &job;
         assert_int_equal(pthread_create(&m[i].thread, NULL, run_member, &m[i]), 0);
@@ -571,10 +571,10 @@ static void test_silent_rank(void **state)
         pthread_join(m[i].thread, NULL);
         if (m[i].code != 0)
             fail_msg("rank %d: %s", i, m[i].err.message);
-        if (strncmp(m[i].alarm, "rank 2 (pid 4242 on silent) is silent: no heartbeat for 0.", 58) != 0)
+        if (!strstr(m[i].alarm, "rank 2 (pid 4242 on silent) is silent: no heartbeat for"))
             fail_msg("%s", m[i].alarm);
     }
-    assert_true(ps_monotonic_s() - start > 0.45);
+    assert_true(ps_monotonic_s() - start > 1.4);
     close(fd);
     ps_buf_done(&body);
     ps_buf_done(&frame);
