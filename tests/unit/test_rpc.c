@@ -650,8 +650,9 @@ static void test_dead_reader(void **state)
     assert_int_equal(ps_rpc_stream_open(f.channel, PROBE("Count"), NOTE_TYPE, -1, &stream, &err), 0);
     assert_int_equal(ps_rpc_stream_send(stream, &note.base, &err), 0);
     int sent = -1;
-    for (int still = 0; still < 5; still++) { /* half a second without progress */
-        if (atomic_load(&f.probe.sent) != sent)
+    double until = ps_monotonic_s() + 30;
+    for (int still = 0; still < 8 && ps_monotonic_s() < until; still++) { /* stuck: no progress for 0.8 s */
+        if (atomic_load(&f.probe.sent) != sent || sent == 0)
             still = 0;
         sent = atomic_load(&f.probe.sent);
         usleep(100000);
@@ -926,7 +927,7 @@ static void test_nobody_listens(void **state)
     Note note = NOTE_INIT, *answer = NULL;
     double begin = ps_monotonic_s();
     assert_int_equal(echo(f.channel, &note, 20, &answer, &err), PS_UNAVAILABLE);
-    assert_true(ps_monotonic_s() - begin < 5);
+    assert_true(ps_monotonic_s() - begin < 15);
     assert_non_null(strstr(err.message, "cannot connect to "));
     assert_non_null(strstr(err.message, f.target));
     struct ps_rpc_stream *stream;
