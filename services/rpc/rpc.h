@@ -8,6 +8,8 @@
  * protobuf_c_message_free_unpacked. Strings in received messages are checked to be UTF-8 without NUL before
  * anyone sees them (INVALID_ARGUMENT names the field).
  *
+ * RULES.md lists what the core asks of its users and where that is kept to ("rule N" in the tests).
+ *
  * Threads: the runtime starts its own (two that poll, and handlers) with all signals blocked. A process that
  * uses it must not fork without exec afterwards.
  */
