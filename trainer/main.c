@@ -207,6 +207,8 @@ static int load_data(struct job *job, struct ps_error *err)
     const struct ps_train_options *o = &job->options;
     int code = o->custom_data ? ps_dataset_custom((uint64_t)o->seed, &job->data, err)
                               : ps_dataset_load(o->data_url, &job->data, err);
+    if (!code)
+        code = ps_dataset_limit(job->data, (size_t)o->train_images, (size_t)o->test_images, err);
     if (code)
         return blame_input(job, code);
     if (ps_loop_batches(o, job->data, job->launch.world_size) == 0)

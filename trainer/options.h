@@ -24,6 +24,7 @@ struct ps_train_options {
     const char *init_method;
     int64_t rank, world_size;
     bool custom_data;
+    int64_t train_images, test_images;
     const char *recipe, *model;
     int64_t width, batch, accumulate;
     const char *optimizer, *schedule, *lr_scale, *augment, *resolution, *precision;

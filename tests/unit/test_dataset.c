@@ -304,7 +304,9 @@ static void test_real(void **state)
     if (ps_dataset_load(dir, &set, &err))
         fail_msg("%s", err.message);
     assert_true(set->train.count >= 5 && set->test.count >= 1);
-    assert_string_equal(set->name, "CIFAR-10, JPEG re-encoded");
+    /* The original images are named by their hash, the re-encoded ones never without saying so. */
+    assert_true(strcmp(set->name, "CIFAR-10, JPEG re-encoded") == 0 ||
+                strncmp(set->name, "CIFAR-10 format, data hash", 26) == 0);
     char hash[33];
     memcpy(hash, set->hash, sizeof hash);
     ps_dataset_free(set);
@@ -317,12 +319,34 @@ static void test_real(void **state)
     free(bin);
 }
 
+static void test_limit(void **state)
+{
+    (void)state;
+    struct ps_error err = {0};
+    struct ps_dataset *set;
+    assert_int_equal(ps_dataset_custom(7, &set, &err), 0);
+    char whole[33];
+    memcpy(whole, set->hash, sizeof whole);
+    assert_int_equal(ps_dataset_limit(set, 0, 0, &err), 0);
+    assert_string_equal(set->hash, whole);
+    assert_string_equal(set->name, "random images");
+    assert_int_equal(ps_dataset_limit(set, 5001, 0, &err), PS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "--train-images 5001"));
+    assert_int_equal(ps_dataset_limit(set, 100, 0, &err), 0);
+    assert_int_equal(set->train.count, 100);
+    assert_int_equal(set->test.count, 1000);
+    assert_string_not_equal(set->hash, whole);
+    assert_string_equal(set->name, "random images (100 of 5000 + 1000 of 1000 images)");
+    ps_dataset_free(set);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_forms), cmocka_unit_test(test_hash),
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_refused_archives),
-        cmocka_unit_test(test_custom),    cmocka_unit_test(test_real),
+        cmocka_unit_test(test_custom),    cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_real),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

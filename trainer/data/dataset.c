@@ -314,6 +314,32 @@ int ps_dataset_load(const char *url, struct ps_dataset **ret, struct ps_error *e
     return 0;
 }
 
+int ps_dataset_limit(struct ps_dataset *set, size_t train, size_t test, struct ps_error *err)
+{
+    if (train > set->train.count)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--train-images %zu: the set holds only %zu", train,
+                       set->train.count);
+    if (test > set->test.count)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--test-images %zu: the set holds only %zu", test,
+                       set->test.count);
+    size_t all_train = set->train.count, all_test = set->test.count;
+    if (train)
+        set->train.count = train;
+    if (test)
+        set->test.count = test;
+    if (set->train.count == all_train && set->test.count == all_test)
+        return 0;
+    char whole[sizeof set->name];
+    memcpy(whole, set->name, sizeof whole);
+    ps_dataset_identify(set, NULL);
+    if (strncmp(whole, "CIFAR-10 format", 15) != 0)
+        memcpy(set->name, whole, sizeof whole);
+    size_t used = strlen(set->name);
+    snprintf(set->name + used, sizeof set->name - used, " (%zu of %zu + %zu of %zu images)", set->train.count,
+             all_train, set->test.count, all_test);
+    return 0;
+}
+
 static double uniform(struct ps_mt19937 *mt) /* in (0, 1] */
 {
     return (ps_mt19937_next(mt) + 1.0) / 4294967296.0;

@@ -49,6 +49,10 @@ int ps_dataset_load(const char *url, struct ps_dataset **ret, struct ps_error *e
  * half 0 and half 1, shuffled. A function of the seed. */
 int ps_dataset_custom(uint64_t seed, struct ps_dataset **ret, struct ps_error *err);
 
+/* Keeps the first images of each split, as many as given (0: all); hash and name then speak of the part.
+ * INVALID_ARGUMENT names the flag where there are not as many. */
+int ps_dataset_limit(struct ps_dataset *set, size_t train, size_t test, struct ps_error *err);
+
 struct ps_dataset *ps_dataset_free(struct ps_dataset *set); /* takes NULL, returns NULL */
 
 /* For readers. Makes room for n more images and returns the index of the first; -1 when out of memory. */
