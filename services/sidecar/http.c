@@ -624,7 +624,7 @@ int ps_http_start(const struct ps_http_config *config, struct ps_http **ret_http
     if (rc < 0)
         goto failed;
     http->bound = strdup(host);
-    http->api = ps_web_api_new(config->service);
+    http->api = ps_web_api_new(config->service, config->grpc_port);
     if (!http->bound || !http->api) {
         rc = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
         goto failed;

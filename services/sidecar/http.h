@@ -18,6 +18,7 @@ struct ps_http_config {
     const char *const *allowed_hosts;
     size_t allowed_host_count;
     const char *tls_cert, *tls_key; /* PEM text; NULL: plain */
+    int grpc_port;                  /* told to the dashboard, which shows commands with it; 0: unknown */
     int threads;                    /* 0: 4 */
     unsigned max_connections;       /* 0: 512 */
     unsigned max_streams;           /* event streams at a time; 0: 256. Above it: 503 */

@@ -291,6 +291,7 @@ static int start_http(struct program *p, struct ps_error *err)
         .allowed_host_count = count,
         .tls_cert = p->tls_cert,
         .tls_key = p->tls_key,
+        .grpc_port = ps_rpc_server_port(p->rpc, 0),
     };
     return ps_http_start(&http, &p->http, err);
 }

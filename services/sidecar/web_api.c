@@ -23,16 +23,18 @@ struct cached {
 
 struct ps_web_api {
     struct ps_service *service;
+    int grpc_port;
     pthread_mutex_t lock; /* guards cache */
     struct cached cache[CACHE_SLOTS];
 };
 
-struct ps_web_api *ps_web_api_new(struct ps_service *service)
+struct ps_web_api *ps_web_api_new(struct ps_service *service, int grpc_port)
 {
     struct ps_web_api *api = calloc(1, sizeof *api);
     if (!api)
         return NULL;
     api->service = service;
+    api->grpc_port = grpc_port;
     pthread_mutex_init(&api->lock, NULL);
     return api;
 }
@@ -706,11 +708,12 @@ done:
     return rc;
 }
 
-static int info(json_t **ret)
+static int info(const struct ps_web_api *api, json_t **ret)
 {
     json_t *o = json_object();
     put_text(o, "version", PARAMSYNC_VERSION);
     put(o, "target", ps_web_number(PS_WEB_TARGET));
+    put(o, "grpc_port", api->grpc_port ? json_integer(api->grpc_port) : json_null());
     *ret = o;
     return 0;
 }
@@ -724,7 +727,7 @@ int ps_web_api_get(struct ps_web_api *api, const struct ps_web_request *request,
     if (!strcmp(path, "compare"))
         return compare(api, request, ret_json, err);
     if (!strcmp(path, "info"))
-        return info(ret_json);
+        return info(api, ret_json);
     if (!strncmp(path, "runs/", 5)) {
         const char *begin = path + 5, *end = strchr(begin, '/');
         const char *what = end ? end + 1 : "";

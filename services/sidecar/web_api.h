@@ -12,8 +12,9 @@
 
 struct ps_web_api;
 
-struct ps_web_api *ps_web_api_new(struct ps_service *service); /* NULL when out of memory */
-struct ps_web_api *ps_web_api_free(struct ps_web_api *api);    /* takes NULL, returns NULL */
+/* grpc_port: where the same sidecar answers gRPC; 0: unknown. NULL when out of memory. */
+struct ps_web_api *ps_web_api_new(struct ps_service *service, int grpc_port);
+struct ps_web_api *ps_web_api_free(struct ps_web_api *api); /* takes NULL, returns NULL */
 
 struct ps_web_request {
     const char *path; /* decoded, after "/api/v1/": "runs", "runs/ID/series" */

@@ -126,7 +126,7 @@ const steps = {
     await page.goto(`${url}#/run/${ids.double}`);
     await page.locator("canvas").nth(4).waitFor();
     for (const count of await drawn(page)) assert.ok(count > 500, `only ${count} pixels`);
-    assert.match(await page.locator(".command code").first().innerText(), /^paramsync pull dp-2 --epoch 20 -o epoch_20\.safetensors/);
+    assert.match(await page.locator(".command code").first().innerText(), new RegExp(`^paramsync pull dp-2 --epoch 20 -o epoch_20\\.safetensors --sidecar 127\\.0\\.0\\.1:${facts.grpc}$`));
     const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("link", { name: /^Download/ }).first().click()]);
     assert.equal(download.suggestedFilename(), "epoch_20.safetensors");
     assert.match(await page.locator(".note:visible").allInnerTexts().then((all) => all.join()), /not numbers/);

@@ -74,7 +74,7 @@ def main():
         live = sidecar.create("live", 2, config={**options, "lr": 0.02, "world_size": 2}, **job)
         curve(sidecar, live, 3, 21, 2300, 3)
 
-        facts = dict(guarded=f"http://127.0.0.1:{guarded.port}/", token=TOKEN, url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
+        facts = dict(guarded=f"http://127.0.0.1:{guarded.port}/", token=TOKEN, grpc=sidecar.grpc_port, url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
                      ids=dict(single=single.id, double=double.id, bad=bad.id, live=live.id),
                      compare=sidecar.json(f"/api/v1/compare?runs={single.id},{double.id}")["rows"],
                      runs={r["name"]: r for r in sidecar.json("/api/v1/runs")["runs"]})

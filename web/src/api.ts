@@ -51,7 +51,14 @@ export function listRuns(query: RunQuery, signal?: AbortSignal): Promise<RunList
   return get(`runs?${params}`, signal);
 }
 
+export interface Info {
+  version: string;
+  target: number;
+  grpc_port: number | null;
+}
+
 const id = encodeURIComponent;
+export const getInfo = (signal?: AbortSignal): Promise<Info> => get("info", signal);
 export const getRun = (run: string, signal?: AbortSignal): Promise<Run> => get(`runs/${id(run)}`, signal);
 export const getEpochs = (run: string, signal?: AbortSignal): Promise<SeriesAnswer> => get(`runs/${id(run)}/series`, signal);
 export const getSeries = (run: string, name: string, signal?: AbortSignal): Promise<SeriesAnswer> =>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: progress, live curves, checkpoints, events, attempts, configuration.
-import { getCheckpoints, getEpochs, getEvents, getRun, getSeries } from "./api.ts";
+import { getCheckpoints, getEpochs, getEvents, getInfo, getRun, getSeries, type Info } from "./api.ts";
 import { Chart, dashOf, type ChartSpec, type Line, type XKind } from "./chart.ts";
 import { h, replace, type Child } from "./dom.ts";
 import { absolute, bytes, DASH, duration, fixed, num, percent, percentShort, rate } from "./format.ts";
@@ -11,19 +11,20 @@ import type { Checkpoint, Epochs, Num, Run, RunEvent, SeriesAnswer } from "./typ
 import { badge, copyButton, failure, loading, panel, scroller, throttle, when, whenBoth, type Page } from "./ui.ts";
 
 const XS: readonly XKind[] = ["epoch", "step", "elapsed", "wall"];
-const GRPC_PORT = 50051;
+const GRPC_PORT = 50051; // what `paramsync` tries on this machine when it is told nothing
 
-function pullCommand(run: Run, checkpoint: Checkpoint): string {
+function pullCommand(run: Run, checkpoint: Checkpoint, port: number): string {
   const host = location.hostname;
   const away = host !== "" && host !== "localhost" && host !== "127.0.0.1" && host !== "[::1]";
   return ["paramsync pull", shellQuote(run.name.startsWith("-") ? run.id : run.name), `--epoch ${checkpoint.epoch}`,
-    `-o ${shellQuote(checkpoint.filename)}`, away ? `--sidecar ${host}:${GRPC_PORT}` : ""].filter(Boolean).join(" ");
+    `-o ${shellQuote(checkpoint.filename)}`, away || port !== GRPC_PORT ? `--sidecar ${host}:${port}` : ""].filter(Boolean).join(" ");
 }
 
 export function runPage(id: string, params: URLSearchParams): Page {
   let axis: XKind = XS.find((x) => x === params.get("x")) ?? "epoch";
   let log = params.get("log") === "1";
   let run: Run | null = null;
+  let info: Info | null = null;
   let answer: SeriesAnswer | null = null;
   let events: RunEvent[] = [];
   let checkpoints: Checkpoint[] = [];
@@ -228,7 +229,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
       h("thead", {}, h("tr", {}, [t("epoch"), t("file"), t("accuracy"), t("size"), t("digest"), t("created"), t("pull_command"), ""].map((c, i) =>
         h("th", { scope: "col", class: i === 0 || i === 2 || i === 3 ? "n" : "" }, c || h("span", { class: "offscreen" }, t("download")))))),
       h("tbody", {}, [...checkpoints].reverse().map((c) => {
-        const command = pullCommand(r, c);
+        const command = pullCommand(r, c, info?.grpc_port ?? GRPC_PORT);
         return h("tr", {},
           h("td", { class: "n", "data-label": t("epoch") }, c.epoch),
           h("td", { class: "full" }, c.filename, c === latest && h("span", { class: "tag" }, t("latest")), c.best && h("span", { class: "tag tag-best" }, t("best"))),
@@ -264,8 +265,9 @@ export function runPage(id: string, params: URLSearchParams): Page {
       return;
     }
     busy = true;
-    Promise.all([getRun(id, abort.signal), getEpochs(id, abort.signal), getCheckpoints(id, abort.signal), getEvents(id, abort.signal)]).then(
-      ([gotRun, gotSeries, gotCheckpoints, gotEvents]) => {
+    Promise.all([info ?? getInfo(abort.signal), getRun(id, abort.signal), getEpochs(id, abort.signal), getCheckpoints(id, abort.signal), getEvents(id, abort.signal)]).then(
+      ([gotInfo, gotRun, gotSeries, gotCheckpoints, gotEvents]) => {
+        info = gotInfo;
         run = gotRun;
         answer = gotSeries;
         checkpoints = gotCheckpoints.checkpoints;
