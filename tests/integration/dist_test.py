@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two to four processes of dist_driver: collectives, disagreements, deaths. Nothing may be left behind."""
 import array
+import importlib.util
 import math
 import os
 import signal
@@ -159,6 +160,17 @@ class DistTest(unittest.TestCase):
                     return
                 self.assertIn("is in use", ranks[0].text(ranks[0].err))
         self.fail("no free port in five attempts")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch here")
+    def test_torchrun_itself(self):
+        # Standard output goes through a file: without -r and -t, PyTorch 1.13 fails on Python 3.11.
+        with tempfile.TemporaryDirectory() as logs:
+            run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "-r", "1", "-t", "1", "--log_dir", logs,
+                                  "--no_python", "--standalone", "--nproc_per_node=2", DRIVER, "collectives"],
+                                 env=CLEAN, capture_output=True, text=True, timeout=120 * SLOW, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        for rank in (0, 1):
+            self.assertIn(f"rank {rank} of 2 (torchrun)", run.stderr)
 
     def test_half_an_environment(self):
         rank = Rank([DRIVER, "collectives"], {"RANK": "0"})
