@@ -537,7 +537,32 @@ static void test_orderly_end_is_no_alarm(void **state)
     }
 }
 
-/* A rank that joins and then neither speaks nor closes: played by hand. */
+/* Joins as rank by hand. Returns the connection. */
+static int join_by_hand(int port, uint32_t rank, uint32_t world_size)
+{
+    int fd = dial(port);
+    unsigned char greeting[PS_WIRE_HEADER + 8 + 4 + PS_WIRE_NONCE], nonce[PS_WIRE_NONCE] = {5};
+    assert_int_equal(recv(fd, greeting, sizeof greeting, MSG_WAITALL), sizeof greeting);
+    char mac[PS_WIRE_MAC + 1], host[PS_WIRE_HOST] = "byhand";
+    assert_int_equal(ps_wire_mac("s", "rank", greeting + PS_WIRE_HEADER + 12, nonce, rank, world_size, mac),
+                     0);
+    struct ps_buf body = PS_BUF_INIT(1024), frame = PS_BUF_INIT(1024);
+    ps_buf_append(&body, PS_WIRE_MAGIC, 8);
+    ps_wire_put_u32(&body, PS_WIRE_VERSION);
+    ps_wire_put_u32(&body, rank);
+    ps_wire_put_u32(&body, world_size);
+    ps_wire_put_u32(&body, 4242);
+    ps_buf_append(&body, nonce, sizeof nonce);
+    ps_buf_append(&body, host, sizeof host);
+    ps_buf_append(&body, mac, PS_WIRE_MAC);
+    ps_wire_put_frame(&frame, PS_WIRE_HELLO, 0, body.data, body.size, NULL, 0);
+    assert_int_equal(send(fd, frame.data, frame.size, MSG_NOSIGNAL), (ssize_t)frame.size);
+    ps_buf_done(&body);
+    ps_buf_done(&frame);
+    return fd;
+}
+
+/* A rank that joins and then neither speaks nor closes. */
 static void test_silent_rank(void **state)
 {
     (void)state;
@@ -550,34 +575,60 @@ static void test_silent_rank(void **state)
         m[i].job = &job;
         assert_int_equal(pthread_create(&m[i].thread, NULL, run_member, &m[i]), 0);
     }
-    int fd = dial(job_port(&job));
-    unsigned char greeting[PS_WIRE_HEADER + 8 + 4 + PS_WIRE_NONCE], nonce[PS_WIRE_NONCE] = {5};
-    assert_int_equal(recv(fd, greeting, sizeof greeting, MSG_WAITALL), sizeof greeting);
-    char mac[PS_WIRE_MAC + 1], host[PS_WIRE_HOST] = "silent";
-    assert_int_equal(ps_wire_mac("s", "rank", greeting + PS_WIRE_HEADER + 12, nonce, 2, 3, mac), 0);
-    struct ps_buf body = PS_BUF_INIT(1024), frame = PS_BUF_INIT(1024);
-    ps_buf_append(&body, PS_WIRE_MAGIC, 8);
-    ps_wire_put_u32(&body, PS_WIRE_VERSION);
-    ps_wire_put_u32(&body, 2);
-    ps_wire_put_u32(&body, 3);
-    ps_wire_put_u32(&body, 4242);
-    ps_buf_append(&body, nonce, sizeof nonce);
-    ps_buf_append(&body, host, sizeof host);
-    ps_buf_append(&body, mac, PS_WIRE_MAC);
-    ps_wire_put_frame(&frame, PS_WIRE_HELLO, 0, body.data, body.size, NULL, 0);
     double start = ps_monotonic_s();
-    assert_int_equal(send(fd, frame.data, frame.size, MSG_NOSIGNAL), (ssize_t)frame.size);
+    int fd = join_by_hand(job_port(&job), 2, 3);
     for (int i = 0; i < 2; i++) {
         pthread_join(m[i].thread, NULL);
         if (m[i].code != 0)
             fail_msg("rank %d: %s", i, m[i].err.message);
-        if (!strstr(m[i].alarm, "rank 2 (pid 4242 on silent) is silent: no heartbeat for"))
+        if (!strstr(m[i].alarm, "rank 2 (pid 4242 on byhand) is silent: no heartbeat for"))
             fail_msg("%s", m[i].alarm);
     }
     assert_true(ps_monotonic_s() - start > 1.4);
     close(fd);
-    ps_buf_done(&body);
-    ps_buf_done(&frame);
+}
+
+/* A rank that has proved the secret and then sends requests that are none: answered with errors or taken for
+ * its death, and never more than that. */
+static void test_malformed_requests(void **state)
+{
+    (void)state;
+    unsigned random = 1;
+    for (int round = 0; round < 30; round++) {
+        struct job job;
+        struct member m = {.rank = 0, .world_size = 2, .body = wait_for_alarm, .job = &job};
+        job_init(&job);
+        assert_int_equal(pthread_create(&m.thread, NULL, run_member, &m), 0);
+        int fd = join_by_hand(job_port(&job), 1, 2);
+        static const enum ps_wire_type types[] = {PS_WIRE_SET, PS_WIRE_GET, PS_WIRE_ADD, PS_WIRE_PING};
+        struct ps_buf frames = PS_BUF_INIT(1 << 20);
+        for (int i = 0; i < 200; i++) {
+            unsigned char body[64];
+            for (size_t k = 0; k < sizeof body; k++) {
+                random = random * 1664525u + 1013904223u;
+                body[k] = (unsigned char)(random >> 24);
+                if (k > 0 && k < 8 && i % 2) /* lengths and times that are small, so that more is looked at */
+                    body[k] = 0;
+            }
+            ps_wire_put_frame(&frames, types[(random >> 12) % 4], (uint32_t)i, body,
+                              (random >> 8) % sizeof body, NULL, 0);
+        }
+        if (round % 3 == 0)
+            ps_wire_put_frame(&frames, PS_WIRE_WELCOME, 0, "x", 1, NULL, 0);
+        else if (round % 3 == 1)
+            ps_buf_append(&frames, "\377\377\377\377\377\377\377\377\377\377\377\377", 12);
+        else /* a frame that is cut off */
+            ps_buf_append(&frames, frames.data, 7);
+        /* What rank 0 answers is not read: it may drop the connection, but not block. */
+        assert_true(send(fd, frames.data, frames.size, MSG_NOSIGNAL) > 0);
+        shutdown(fd, SHUT_WR);
+        pthread_join(m.thread, NULL);
+        if (m.code != 0)
+            fail_msg("round %d: %s", round, m.err.message);
+        assert_non_null(strstr(m.alarm, "rank 1"));
+        close(fd);
+        ps_buf_done(&frames);
+    }
 }
 
 int main(void)
@@ -596,6 +647,7 @@ int main(void)
         cmocka_unit_test(test_one_gives_up),
         cmocka_unit_test(test_orderly_end_is_no_alarm),
         cmocka_unit_test(test_silent_rank),
+        cmocka_unit_test(test_malformed_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
