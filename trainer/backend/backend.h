@@ -57,8 +57,9 @@ struct ps_loss_config {
                          loss's gradient */
 };
 
-/* Sums since the last read. The loss is the one whose gradient is taken, so with smoothing in the configuration it is
- * the cross-entropy with the smoothed target, as PyTorch's criterion reports it; evaluate with smoothing 0. */
+/* Sums since the last read. The loss is the one whose gradient is taken, so with smoothing in the
+ * configuration it is the cross-entropy with the smoothed target, as PyTorch's criterion reports it; evaluate
+ * with smoothing 0. */
 struct ps_metrics {
     double loss_sum;
     int64_t correct;
@@ -110,9 +111,9 @@ struct ps_backend_ops {
     int (*write)(struct ps_backend *backend, enum ps_state_kind what, size_t offset, size_t count,
                  const float *host, struct ps_error *err);
 
-    /* Runs the ops forward and adds to the metrics. The batch may be reused when it returns. A model whose output is not
-     * [classes, 1, 1] (tests of single ops), or a batch without labels, has no loss: nothing is added, and backward needs
-     * a cotangent of the output's shape. */
+    /* Runs the ops forward and adds to the metrics. The batch may be reused when it returns. A model whose
+     * output is not [classes, 1, 1] (tests of single ops), or a batch without labels, has no loss: nothing is
+     * added, and backward needs a cotangent of the output's shape. */
     int (*forward)(struct ps_backend *backend, const struct ps_batch *batch, enum ps_mode mode,
                    const struct ps_loss_config *loss, struct ps_error *err);
     /* Gradients of the last training forward. accumulate: add to the gradients there are (micro-steps), else
