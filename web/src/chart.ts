@@ -332,9 +332,11 @@ export class Chart {
       ctx.stroke();
       ctx.setLineDash([]);
       ctx.fillStyle = text;
-      ctx.textAlign = "left";
-      ctx.textBaseline = "bottom";
-      this.haloText(ctx, threshold.label, bbox.left + 4 * ratio, y - 3 * ratio);
+      // Below the line at the right no curve runs that has reached it; end marks have their labels there.
+      const marked = (this.spec.endMarks ?? []).length > 0;
+      ctx.textAlign = marked ? "left" : "right";
+      ctx.textBaseline = marked ? "bottom" : "top";
+      this.haloText(ctx, threshold.label, marked ? bbox.left + 4 * ratio : bbox.left + bbox.width - 4 * ratio, marked ? y - 3 * ratio : y + 4 * ratio);
     }
     for (const mark of this.marks) {
       const x = u.valToPos(mark.x, "x", true);
