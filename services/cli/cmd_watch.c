@@ -184,6 +184,9 @@ static int watch_main(int argc, char **argv, struct watch *w, struct ps_error *e
         code = catch_up(w);
     }
     paramsync_run_free(run);
+    if (!code && w->state == PARAMSYNC_RUN_LOST)
+        code =
+            print_line(w, json_pack("{s:s}", "state", "lost"), "lost; waiting for it to be heard of again");
     if (!code)
         code = follow(w);
     if (!code)
