@@ -230,15 +230,11 @@ void ps_call_free(struct ps_control *control, struct ps_rpc_stream *stream)
 
 int ps_call_explain(const struct paramsync_client *client, struct ps_error *err)
 {
-    if (err->code == PS_UNAVAILABLE) {
-        /* The plain case needs no more words than this; others (TLS, names) keep the core's. */
-        char *detail = strstr(err->message, " (failed to connect");
-        if (detail && strstr(detail, "Connection refused"))
-            *detail = '\0';
-        return ps_error_prefix(err, "no sidecar answers at %.200s", client->address);
-    }
-    if (err->code == PS_DEADLINE_EXCEEDED)
-        return ps_error_prefix(err, "the sidecar at %.200s took too long", client->address);
+    /* The plain case in few words; what the runtime says of others (TLS, names, lost connections) stays. */
+    if (err->code == PS_UNAVAILABLE && strncmp(err->message, "cannot connect", 14) == 0 &&
+        strstr(err->message, "Connection refused"))
+        return ps_fail(err, PS_UNAVAILABLE, "no sidecar answers at %.200s (is paramsyncd running there?)",
+                       client->address);
     return err->code;
 }
 

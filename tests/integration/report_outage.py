@@ -67,6 +67,13 @@ def kill(sidecar):
     sidecar.log.close()
 
 
+def freeze(sidecar):
+    """SIGSTOP, and until every thread has taken notice."""
+    sidecar.process.send_signal(signal.SIGSTOP)
+    tasks = pathlib.Path(f"/proc/{sidecar.process.pid}/task")
+    wait_for("the freeze", lambda: all((t / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for t in tasks.iterdir()))
+
+
 def stored(sidecar, run, rank=0):
     pb = sidecar.pb["metrics"]
     response = sidecar.metrics.QuerySeries(pb.QuerySeriesRequest(run=run, name="train/loss", rank=rank, max_points=10000), timeout=20)
@@ -117,7 +124,7 @@ def frozen(sidecar):
     """SIGSTOP: connections stay open, nobody answers."""
     d = Driver(sidecar.grpc_port, "frozen")
     run_id = d.say("run").split()[0]
-    sidecar.process.send_signal(signal.SIGSTOP)
+    freeze(sidecar)
     for _ in range(10):
         d.quick("points 2000")
         d.quick("epoch 1")
@@ -126,7 +133,7 @@ def frozen(sidecar):
     series, epochs = stored(sidecar, run_id)
     check("every point once after the thaw", series.total_points == 20000 and len(epochs) == 1)
     d = Driver(sidecar.grpc_port, "frozen to the end")
-    sidecar.process.send_signal(signal.SIGSTOP)
+    freeze(sidecar)
     d.quick("epoch 1")
     begun = time.monotonic()
     errors = d.close(timeout=1)
