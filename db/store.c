@@ -176,7 +176,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
             snprintf(sql, sizeof sql, "PRAGMA max_page_count = %u", config->max_pages);
             code = ps_sql_exec(store->writer.db, sql, err);
         }
-    } else if (!code && access(store->path, R_OK)) {
+    } else if (!code && store->path && access(store->path, R_OK)) {
         code = ps_fail_errno(err, errno, "cannot read the store %s", store->path);
     }
     if (!code)

@@ -86,7 +86,7 @@ int ps_store_list_checkpoints(struct ps_store *store, const char *run, struct ps
     int code = ps_read_begin(store, &conn, err);
     if (code)
         return code;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     code = ps_find_run(conn, run, &key, err);
     if (!code)
         code = load_all(conn, key.n, ret_list, err);
@@ -145,7 +145,7 @@ int ps_store_get_checkpoint(struct ps_store *store, const char *run,
                             const struct ps_checkpoint_selector *selector,
                             struct ps_checkpoint *ret_checkpoint, struct ps_error *err)
 {
-    struct ps_checkpoint_list list;
+    struct ps_checkpoint_list list = {0};
     int code = ps_store_list_checkpoints(store, run, &list, err);
     if (code)
         return code;
@@ -248,8 +248,8 @@ static int add_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct add_arguments *a = arguments;
     const struct ps_new_checkpoint *c = a->checkpoint;
-    struct ps_run_key key;
-    uint32_t attempt;
+    struct ps_run_key key = {0};
+    uint32_t attempt = 0;
     int64_t n = 0, size = 0;
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (!code)
@@ -325,7 +325,7 @@ static void delete_reset(void *arguments)
 static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct delete_arguments *a = arguments;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     struct ps_blob blob = {0};
     int64_t size = 0;
     int code = ps_find_run(tx->conn, a->name, &key, err);

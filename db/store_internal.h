@@ -20,7 +20,11 @@ char *ps_arena_text(struct ps_arena *arena, const char *text);
 /* An array of count elements, for one more: returns array or a larger copy of it; NULL when out of memory. */
 void *ps_arena_grow(struct ps_arena *arena, void *array, size_t count, size_t *capacity, size_t element);
 void ps_arena_free(void *arena);
-int ps_no_memory(struct ps_error *err);
+static inline int ps_no_memory(struct ps_error *err)
+{
+    ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    return PS_RESOURCE_EXHAUSTED; /* said outright, for static analysis */
+}
 
 /* ---- Connections and statements ---- */
 

@@ -56,7 +56,10 @@ static struct ps_epoch read_epoch(sqlite3_stmt *stmt)
 
 static bool same_bits(double a, double b)
 {
-    return memcmp(&a, &b, sizeof a) == 0;
+    uint64_t bits[2];
+    memcpy(&bits[0], &a, sizeof a);
+    memcpy(&bits[1], &b, sizeof b);
+    return bits[0] == bits[1];
 }
 
 static bool same_epoch(const struct ps_epoch *a, const struct ps_epoch *b)
@@ -113,8 +116,8 @@ static int epoch_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct epoch_arguments *a = arguments;
     const struct ps_epoch *e = a->epoch;
-    struct ps_run_key key;
-    uint32_t attempt;
+    struct ps_run_key key = {0};
+    uint32_t attempt = 0;
     a->replaced = false;
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (!code)
@@ -181,7 +184,7 @@ int ps_store_query_epochs(struct ps_store *store, const char *run, bool all_atte
         return code;
     struct ps_epoch_list list = {0};
     struct ps_attempt_list attempts = {0};
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     size_t capacity = 0;
     sqlite3_stmt *stmt;
     struct ps_arena *arena = ps_arena_new();
@@ -521,8 +524,8 @@ static int order_batch(struct ps_tx *tx, struct steps_arguments *a, int64_t run,
 static int steps_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct steps_arguments *a = arguments;
-    struct ps_run_key key;
-    uint32_t attempt;
+    struct ps_run_key key = {0};
+    uint32_t attempt = 0;
     a->stored = false;
     memset(a->table, 0, a->table_size * sizeof *a->table);
     int code = ps_find_run(tx->conn, a->name, &key, err);
@@ -1039,7 +1042,7 @@ int ps_store_query_series(struct ps_store *store, const char *run, const struct 
         return code;
     struct ps_series_list list = {0};
     struct ps_attempt_list attempts = {0};
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     struct series_key *keys = NULL;
     size_t count = 0;
     struct ps_arena *arena = ps_arena_new();

@@ -221,7 +221,7 @@ static int read_config(struct ps_conn *conn, int64_t n, struct ps_arena *arena, 
 /* What the attempts say: elapsed times and the last sign of life. */
 static int read_elapsed(struct ps_conn *conn, int64_t n, struct ps_run *run, struct ps_error *err)
 {
-    struct ps_attempt_list attempts;
+    struct ps_attempt_list attempts = {0};
     int code = ps_load_attempts(conn, n, &attempts, err);
     if (code)
         return code;
@@ -242,7 +242,7 @@ int ps_load_run(struct ps_conn *conn, int64_t n, struct ps_run *ret_run, struct 
     struct ps_arena *arena = ps_arena_new();
     if (!arena)
         return ps_no_memory(err);
-    struct ps_run run;
+    struct ps_run run = {0};
     sqlite3_stmt *stmt;
     int code = ps_sql_query(conn, &stmt, err, "SELECT " RUN_COLUMNS " FROM runs WHERE n = ?", "i", n);
     if (!code) {
@@ -273,7 +273,7 @@ int ps_store_get_run(struct ps_store *store, const char *run, struct ps_run *ret
     int code = ps_read_begin(store, &conn, err);
     if (code)
         return code;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     code = ps_find_run(conn, run, &key, err);
     if (!code)
         code = ps_load_run(conn, key.n, ret_run, err);
@@ -343,7 +343,7 @@ int ps_store_list_attempts(struct ps_store *store, const char *run, struct ps_at
     int code = ps_read_begin(store, &conn, err);
     if (code)
         return code;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     code = ps_find_run(conn, run, &key, err);
     if (!code)
         code = ps_load_attempts(conn, key.n, ret_list, err);
@@ -358,7 +358,7 @@ int ps_store_list_ranks(struct ps_store *store, const char *run, uint32_t attemp
     int code = ps_read_begin(store, &conn, err);
     if (code)
         return code;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     struct ps_rank_list list = {0};
     size_t capacity = 0;
     sqlite3_stmt *stmt;
@@ -420,7 +420,7 @@ int ps_store_list_events(struct ps_store *store, const char *run, uint64_t since
         return code;
     struct ps_event_list list = {0};
     size_t capacity = 0;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     sqlite3_stmt *stmt;
     bool one = run && *run;
     struct ps_arena *arena = ps_arena_new();
@@ -675,7 +675,7 @@ static int create_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     a->resumed = false;
     int code = keep ? answered_before(tx, a, &n, err) : 0;
     if (code == 0) {
-        struct ps_run_key key;
+        struct ps_run_key key = {0};
         struct ps_error lookup = {0};
         code = request->resume ? ps_find_run(tx->conn, request->name, &key, &lookup) : PS_NOT_FOUND;
         if (code == 0) {
@@ -739,7 +739,7 @@ static void update_reset(void *arguments)
 static int update_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct update_arguments *a = arguments;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (!code && a->notes)
         code = ps_sql_run(tx->conn, err, "UPDATE runs SET notes = ?, updated_ns = ? WHERE n = ?", "tii",
@@ -783,8 +783,8 @@ static void finish_reset(void *arguments)
 static int finish_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct finish_arguments *a = arguments;
-    struct ps_run_key key;
-    uint32_t attempt;
+    struct ps_run_key key = {0};
+    uint32_t attempt = 0;
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (!code)
         code = ps_find_attempt(&key, a->name, a->attempt, &attempt, err);
@@ -837,7 +837,7 @@ struct lost_arguments {
 static int lost_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct lost_arguments *a = arguments;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     a->marked = false;
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (code || !ps_run_is_live(key.state) || key.attempt != a->attempt ||
@@ -878,8 +878,8 @@ static int beat_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct beat_arguments *a = arguments;
     const struct ps_heartbeat *beat = a->beat;
-    struct ps_run_key key;
-    uint32_t attempt;
+    struct ps_run_key key = {0};
+    uint32_t attempt = 0;
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (!code)
         code = ps_find_attempt(&key, a->name, beat->attempt, &attempt, err);
@@ -945,7 +945,7 @@ static void delete_reset(void *arguments)
 static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct delete_arguments *a = arguments;
-    struct ps_run_key key;
+    struct ps_run_key key = {0};
     int code = ps_find_run(tx->conn, a->name, &key, err);
     if (code)
         return code;

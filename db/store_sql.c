@@ -17,11 +17,6 @@ struct ps_arena {
     struct arena_block *blocks;
 };
 
-int ps_no_memory(struct ps_error *err)
-{
-    return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
-}
-
 struct ps_arena *ps_arena_new(void)
 {
     return calloc(1, sizeof(struct ps_arena));
