@@ -79,7 +79,7 @@ static void test_round_trip(void **state)
     }
     char path[160], *data;
     size_t size;
-    snprintf(path, sizeof path, "%s/blobs/sha256/%.2s/%s", dir, ABC, ABC + 2);
+    snprintf(path, sizeof path, "%s/blobs/sha256/%.2s/%s", dir, ABC, &ABC[2]);
     assert_int_equal(ps_read_file(path, 100, &data, &size, &err), 0);
     assert_true(size == 3 && memcmp(data, "abc", 3) == 0);
     free(data);
