@@ -395,9 +395,21 @@ static void finish_group(struct ps_store *store, struct ps_op *first, size_t cou
     pthread_mutex_unlock(&store->lock);
 }
 
+/* With nothing else to do: hands a slice of the freed pages back to the file system. True: there are more. */
+static bool give_back_pages(struct ps_conn *conn)
+{
+    int64_t free_pages = 0;
+    if (ps_sql_exec(conn->db, "PRAGMA incremental_vacuum(500)", NULL) ||
+        ps_sql_int(conn, 0, &free_pages, NULL, "PRAGMA freelist_count", ""))
+        return false;
+    if (free_pages == 0) /* the file itself gets shorter when the log is copied into it */
+        ps_sql_exec(conn->db, "PRAGMA wal_checkpoint(PASSIVE)", NULL);
+    return free_pages > 0;
+}
+
 static void *writer_main(void *argument)
 {
-    enum { group_max = 512, vacuum_pages = 500 };
+    enum { group_max = 512 };
     struct ps_store *store = argument;
     bool pages_freed = false;
     for (;;) {
@@ -409,13 +421,7 @@ static void *writer_main(void *argument)
             pthread_mutex_unlock(&store->lock);
             if (closing)
                 return NULL;
-            /* Nothing to do: give freed pages back to the file system, a slice at a time. */
-            int64_t free_pages = 0;
-            char sql[64];
-            snprintf(sql, sizeof sql, "PRAGMA incremental_vacuum(%d)", vacuum_pages);
-            pages_freed = !ps_sql_exec(store->writer.db, sql, NULL) &&
-                          !ps_sql_int(&store->writer, 0, &free_pages, NULL, "PRAGMA freelist_count", "") &&
-                          free_pages > 0;
+            pages_freed = give_back_pages(&store->writer);
             continue;
         }
         struct ps_op *first = store->queue, *last = first;

@@ -889,6 +889,32 @@ static void test_delete(void **state)
     ps_run_done(&run);
 }
 
+static void test_deleting_gives_space_back(void **state)
+{
+    struct fixture *f = *state;
+    create_only(f, "big", false);
+    static struct ps_point points[20000];
+    for (size_t i = 0; i < 20000; i++)
+        points[i] = (struct ps_point){"loss", i, sin((double)i * 1e9), sin((double)i) + 1};
+    for (uint64_t seq = 1; seq <= 3; seq++)
+        ok(ps_store_append_steps(f->store, "big", 0, 1, seq, points, 20000, NULL, NULL, &err));
+    ok(ps_store_finish_run(f->store, "big", 0, PS_RUN_KILLED, "", 0, NULL, &err));
+    reopen(f); /* so that the file holds it all */
+    struct ps_store_stats stats;
+    ok(ps_store_get_stats(f->store, &stats, &err));
+    uint64_t before = stats.file_bytes;
+    assert_true(before > 500000);
+    struct ps_blob_list orphans;
+    ok(ps_store_delete_run(f->store, "big", &orphans, &err));
+    ps_blob_list_done(&orphans);
+    for (int i = 0; i < 3000 && stats.file_bytes > before / 2;
+         i++) { /* the limit only ends a test that fails */
+        usleep(10000);
+        ok(ps_store_get_stats(f->store, &stats, &err));
+    }
+    assert_true(stats.file_bytes <= before / 2);
+}
+
 /* ---- Durability, threads, opening ---- */
 
 struct load {
@@ -1165,6 +1191,7 @@ int main(void)
         TEST(test_many_names),
         TEST(test_checkpoints),
         TEST(test_delete),
+        TEST(test_deleting_gives_space_back),
         TEST(test_group_commit),
         TEST(test_disk_full),
         TEST(test_disk_full_recovers),
