@@ -156,9 +156,9 @@ enum { SCRATCH_KEPT = 2 << 20 };
 static int unpack_joined(grpc_byte_buffer_reader *reader, size_t size, struct ps_rpc_scratch *scratch,
                          const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret, struct ps_error *err)
 {
-    if (scratch->capacity < size) {
+    if (!scratch->data || scratch->capacity < size) {
         ps_rpc_scratch_done(scratch);
-        scratch->data = malloc(size);
+        scratch->data = malloc(size + 1);
         if (!scratch->data)
             return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for a message of %zu bytes", size);
         scratch->capacity = size;
