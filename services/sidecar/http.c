@@ -420,9 +420,8 @@ static enum MHD_Result route(struct request *request, const char *url, const cha
     if (!host)
         return fail_as(request, MHD_HTTP_BAD_REQUEST, "INVALID_ARGUMENT", "the Host header is missing");
     if (!ps_http_host_ok(host, http->bound, (const char *const *)http->allowed, http->allowed_count))
-        return fail_as(
-            request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
-            "this name is not one of the sidecar's; add it with --allow-host if it should be");
+        return fail_as(request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
+                       "this name is not one of the sidecar's; add it with --allow-host if it should be");
     if (request->too_long)
         return fail_as(request, MHD_HTTP_URI_TOO_LONG, "INVALID_ARGUMENT", "the address is too long");
     if (request->has_nul)
@@ -567,14 +566,19 @@ static int open_listener(const char *text, char *host, size_t host_size, int *re
     }
     if (fd < 0)
         return ps_fail_errno(err, errnum, "cannot listen for HTTP on %s", text);
-    struct sockaddr_storage bound = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } bound = {0};
     socklen_t size = sizeof bound;
-    if (getsockname(fd, (struct sockaddr *)&bound, &size)) {
+    if (getsockname(fd, &bound.any, &size)) {
+        errnum = errno;
         close(fd);
-        return ps_fail_errno(err, errno, "cannot listen for HTTP on %s", text);
+        return ps_fail_errno(err, errnum, "cannot listen for HTTP on %s", text);
     }
-    *ret_port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                  : ((struct sockaddr_in *)&bound)->sin_port);
+    in_port_t network_order = bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port;
+    *ret_port = ntohs(network_order);
     *ret_fd = fd;
     return 0;
 }
