@@ -317,6 +317,11 @@ static const char *precision_name(enum ps_precision precision)
     return precision == PS_BF16 ? "bf16" : "fp32";
 }
 
+static long long global_batch(const struct job *job)
+{
+    return job->options.batch * job->options.accumulate * job->launch.world_size;
+}
+
 static void describe(struct job *job)
 {
     static const char *const left_out[] = {"help",     "version", "ignore-unknown", "token-file", "tls-ca",
@@ -339,7 +344,7 @@ static void describe(struct job *job)
     add_pair(job, "threads", text);
     snprintf(text, sizeof text, "%.10g", job->lr);
     add_pair(job, "effective_lr", text);
-    snprintf(text, sizeof text, "%lld", (long long)(o->batch * o->accumulate * job->launch.world_size));
+    snprintf(text, sizeof text, "%lld", global_batch(job));
     add_pair(job, "global_batch", text);
     add_pair(job, "launched_by", job->launch.source);
     add_pair(job, "version", PARAMSYNC_VERSION);
@@ -355,8 +360,7 @@ static void describe(struct job *job)
                   "%s); global "
                   "batch %lld (%lld x %d rank%s x %lld), %zu batches a rank and epoch",
                   job->model->name, job->model->width, job->model->param_elements, o->optimizer, o->schedule,
-                  job->lr, o->lr, job->lr / o->lr, o->lr_scale,
-                  (long long)(o->batch * o->accumulate * job->launch.world_size), (long long)o->batch,
+                  job->lr, o->lr, job->lr / o->lr, o->lr_scale, global_batch(job), (long long)o->batch,
                   job->launch.world_size, job->launch.world_size == 1 ? "" : "s", (long long)o->accumulate,
                   ps_loop_batches(o, data, job->launch.world_size));
 }
