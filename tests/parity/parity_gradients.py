@@ -2,14 +2,13 @@
 """Gradients against PyTorch on the same tensors, by the rules of how close is close:
  - BatchNorm frozen, whole network: every tensor within 1e-5 relative L2;
  - training mode, op by op, with PyTorch's own inputs and cotangents: 1e-5;
- - training mode, whole network: no farther from double precision than twice PyTorch's own spread (NCHW and NHWC), as
-   ReLUs near zero flip with the last bits.
+ - training mode, whole network: no farther from double precision than twice PyTorch's own spread (NCHW and NHWC).
     parity_gradients.py frozen|full|ops|training
 """
 import copy
 import sys
 
-from common import Checks, Driver, backends, flat_buffers, flat_grads, flat_params, relative, shake
+from common import (Checks, Driver, backends, flat_buffers, flat_grads, flat_params, off_the_kinks, relative, shake)
 import torch
 from torch import nn
 from sample_model import ResNet18, freeze_bn
@@ -32,10 +31,12 @@ def torch_pass(net, x, y, smoothing=0.0):
 
 
 def frozen(width, count, resolution):
-    torch.manual_seed(5)
-    net = freeze_bn(shake(ResNet18(width).train(), 6))
-    freeze_bn(net)
-    x, y = batch_of(7, count, resolution)
+    def make(seed):
+        torch.manual_seed(seed)
+        return (freeze_bn(shake(ResNet18(width).train(), seed)), *batch_of(seed, count, resolution))
+
+    net, x, y, seed = off_the_kinks(make, 5e-6)
+    print(f"     width {width}: seed {seed}")
     for smoothing in (0.0, 0.1):
         loss, dx = torch_pass(net, x, y, smoothing)
         for backend, precision in backends():
@@ -106,13 +107,15 @@ def ops():
                         spec = kind
                     leaf = given.clone().requires_grad_()
                     value = one(leaf[:, :, 0, 0] if isinstance(m, nn.Linear) else leaf)
-                    if kind == "bn_relu":
+                    given_cotangent = cotangent
+                    if kind.endswith("relu"):
+                        value = value + leaf if kind == "bn_add_relu" else value
+                        # Nearer to the kink than float32 rounds, the side is chance: no cotangent there.
+                        given_cotangent = cotangent * (value.detach().abs() > 1e-5)
                         value = torch.relu(value)
-                    elif kind == "bn_add_relu":
-                        value = torch.relu(value + leaf)
-                    value.backward(cotangent)
+                    value.backward(given_cotangent)
                     inputs["images"] = given
-                    inputs["cotangent"] = cotangent
+                    inputs["cotangent"] = given_cotangent
                     outputs = ["output", "input_grad"]
                     if list(one.parameters()):
                         inputs["params"] = flat_params(one)
@@ -130,7 +133,6 @@ def ops():
                         read[n] = read["grads"][at:at + p.numel()]
                         at += p.numel()
                     for n, expected in pairs.items():
-                        # Flips of the ReLU: as the last bit of the norm decides, leave out what lies on the kink.
                         error = relative(read[n], expected)
                         key = (spec.split(":")[0], n)
                         worst[key] = max(worst.get(key, 0), error)
@@ -139,17 +141,22 @@ def ops():
 
 
 def training():
-    """Distances from double precision, as the root mean square over seeds: single ones depend on which ReLUs flip."""
-    count, resolution, width, seeds = 8, 16, 16, (20, 21, 22)
+    """Distances from double precision, as the root mean square over two nets that keep off the kinks."""
+    count, resolution, width, rounds = 6, 16, 16, 2
+    seed = 0
+
+    def make(candidate):
+        torch.manual_seed(seed + candidate)
+        return (shake(ResNet18(width).train(), seed + candidate), *batch_of(seed + candidate, count, resolution))
+
     sums = {}
     names = ["torch NCHW", "torch NHWC"] + [f"{b} {p}" for b, p in backends()]
     drivers = {f"{b} {p}": Driver(b, p) for b, p in backends()}
     reference = Driver("ref", "fp64")
     spread = 0
-    for seed in seeds:
-        torch.manual_seed(seed)
-        start = shake(ResNet18(width).train(), seed)
-        x, y = batch_of(seed, count, resolution)
+    for _ in range(rounds):
+        start, x, y, candidate = off_the_kinks(make, 1e-5)
+        seed += candidate
         double = copy.deepcopy(start).double()
         torch_pass(double, x.double(), y)
         exact = flat_grads(double)
@@ -171,16 +178,15 @@ def training():
             results[name] = read["grads"]
             checks.below(relative(read["buffers"], flat_buffers(double)), 1e-5, f"seed {seed}: {name}: running statistics")
         for name, grads in results.items():
-            sums[name] = sums.get(name, 0) + relative(grads, exact) ** 2 / len(seeds)
-        spread += relative(results["torch NHWC"], results["torch NCHW"]) ** 2 / len(seeds)
+            sums[name] = sums.get(name, 0) + relative(grads, exact) ** 2 / rounds
+        spread += relative(results["torch NHWC"], results["torch NCHW"]) ** 2 / rounds
     for d in list(drivers.values()) + [reference]:
         d.__exit__()
     own = max(spread, sums["torch NCHW"], sums["torch NHWC"]) ** 0.5
     print(f"     PyTorch's own spread: {own:.2e}; from double: " +
           ", ".join(f"{n} {sums[n] ** 0.5:.2e}" for n in names))
     for name in names[2:]:
-        # Where no ReLU flips in PyTorch's runs its spread is rounding alone; a floor of 1e-4 keeps one flip from failing.
-        checks.below(sums[name] ** 0.5, max(2 * own, 1e-4), f"{name}: whole network in training mode against double")
+        checks.below(sums[name] ** 0.5, 2 * own, f"{name}: whole network in training mode against double")
 
 
 part = sys.argv[1]
@@ -188,7 +194,7 @@ torch.set_num_threads(2)
 if part == "frozen":
     frozen(16, 4, 16)
 elif part == "full":
-    frozen(64, 2, 32)
+    frozen(64, 2, 16)
 elif part == "ops":
     ops()
 elif part == "training":
