@@ -41,7 +41,8 @@ struct ps_http_reader {
 struct ps_http_stream {
     struct ps_service *service;
     struct ps_web_api *api;
-    int64_t heartbeat_ns;
+    int64_t half_ns; /* half the heartbeat: looked at so often, due after so long, so never later than the
+                        whole */
     size_t max_readers;
     struct ps_subscription *subscription; /* the pump's */
     pthread_t pump;
@@ -168,7 +169,7 @@ static void wake_readers(struct ps_http_stream *s)
     int64_t now = ps_monotonic_ns();
     pthread_mutex_lock(&s->lock);
     for (struct ps_http_reader *r = s->readers; r; r = r->next) {
-        if (r->parked && (s->stopping || r->cursor < s->newest || now - r->sent_ns >= s->heartbeat_ns)) {
+        if (r->parked && (s->stopping || r->cursor < s->newest || now - r->sent_ns >= s->half_ns)) {
             r->parked = false;
             r->wake(r->context);
         }
@@ -180,12 +181,10 @@ static void *pump_main(void *context)
 {
     struct ps_http_stream *s = context;
     struct ps_buf buf = PS_BUF_INIT(MESSAGE_MAX);
-    /* Looked at twice per interval, so that no reader waits for more than one and a half. */
-    int64_t pause = s->heartbeat_ns / 2;
     for (;;) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
-        int64_t at = (int64_t)until.tv_sec * PS_NS_PER_S + until.tv_nsec + pause;
+        int64_t at = (int64_t)until.tv_sec * PS_NS_PER_S + until.tv_nsec + s->half_ns;
         until.tv_sec = at / PS_NS_PER_S;
         until.tv_nsec = at % PS_NS_PER_S;
         pthread_mutex_lock(&s->signal_lock);
@@ -222,7 +221,7 @@ int ps_http_stream_start(struct ps_service *service, struct ps_web_api *api, dou
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     s->service = service;
     s->api = api;
-    s->heartbeat_ns = (int64_t)(heartbeat_s * 1e9);
+    s->half_ns = (int64_t)(heartbeat_s * 1e9) / 2;
     s->max_readers = max_readers;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -393,7 +392,7 @@ ssize_t ps_http_reader_read(struct ps_http_reader *r, char *data, size_t size)
         } else if (r->cursor < s->newest && (r->current = ring_after(s, r->cursor))) {
             r->current->references++;
             r->cursor = r->current->id;
-        } else if (now - r->sent_ns >= s->heartbeat_ns) {
+        } else if (now - r->sent_ns >= s->half_ns) {
             r->current = message_new(beat, sizeof beat - 1, 0);
         } else {
             r->parked = true;

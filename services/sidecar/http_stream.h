@@ -12,7 +12,7 @@
 struct ps_http_stream; /* thread-safe */
 struct ps_http_reader; /* one thread at a time reads */
 
-/* heartbeat_s: a reader that got nothing for this long gets a sign of life. */
+/* heartbeat_s: no reader waits longer than this for a sign of life. */
 int ps_http_stream_start(struct ps_service *service, struct ps_web_api *api, double heartbeat_s,
                          size_t max_readers, struct ps_http_stream **ret_stream, struct ps_error *err);
 /* Every reader gets its end; parked ones are woken for it. */
