@@ -242,9 +242,10 @@ static void note_difference(struct ps_compare_row *row, const char *key, const c
 static void differences(const struct ps_compare_run *run, const struct ps_compare_run *reference,
                         struct ps_compare_row *row)
 {
-    static const char *const keys[] = {"lr",      "lr-scale",   "optimizer", "schedule",
-                                       "recipe",  "precision",  "augment",   "epochs",
-                                       "sync-bn", "accumulate", "mode"};
+    static const char *const keys[] = {
+        "lr",      "effective-lr", "lr-scale",        "optimizer",    "schedule",
+        "recipe",  "precision",    "augment",         "normalize",    "epochs",
+        "sync-bn", "accumulate",   "label-smoothing", "weight-decay", "mode"};
     if (run->batch_per_rank != reference->batch_per_rank) {
         char ours[16], theirs[16];
         snprintf(ours, sizeof ours, "%u", run->batch_per_rank);
