@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { Checkpoint, Comparison, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
 
+// Sent to the window when the sidecar no longer takes what we show it (a new token, a new browser).
+export const LOGIN_NEEDED = "paramsync-login-needed";
+
 export class ApiError extends Error {
   readonly status: number;
   readonly code: string;
@@ -30,6 +33,7 @@ async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
     } catch {
       // Not our JSON (a proxy's page, say): the status has to do.
     }
+    if (response.status === 401) window.dispatchEvent(new Event(LOGIN_NEEDED));
     throw new ApiError(response.status, code, message);
   }
   return (await response.json()) as T;

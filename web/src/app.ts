@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frame: header, routes (in the fragment, so that every link is relative), language, live state, login.
-import { ApiError, login } from "./api.ts";
+import { login, LOGIN_NEEDED } from "./api.ts";
 import { comparePage } from "./compare.ts";
 import { h, replace } from "./dom.ts";
 import { relative } from "./format.ts";
@@ -122,6 +122,6 @@ fetch("api/v1/session").then(
   (response) => (response.status === 401 ? loginPage() : begin()),
   () => begin(),
 );
-window.addEventListener("unhandledrejection", (event) => {
-  if (event.reason instanceof ApiError && event.reason.status === 401) loginPage();
+window.addEventListener(LOGIN_NEEDED, () => {
+  if (page) loginPage();
 });

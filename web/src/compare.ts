@@ -12,6 +12,8 @@ import type { CompareRow, Comparison, Epochs, Num, Run } from "./types.ts";
 import { badge, empty, failure, loading, panel, scroller, throttle, type Page } from "./ui.ts";
 
 const SAMPLES = ["sample-1", "sample-16"] as const;
+// Options that are never the same and explain nothing.
+const QUIET = new Set(["run", "output_dir", "sidecar"]);
 const LIVE = new Set(["running", "created"]);
 
 export function comparePage(params: URLSearchParams): Page {
@@ -206,7 +208,7 @@ export function comparePage(params: URLSearchParams): Page {
     const table = differences(list.map((run) => [
       ["model", run.model], ["dataset", run.dataset], ["dataset_hash", run.dataset_hash], ["device", run.device], ["commit", run.commit],
       ["world_size", String(run.world_size)], ["batch_per_rank", String(run.batch_per_rank)], ["epochs_planned", String(run.epochs_planned)],
-      ...(run.config ?? []),
+      ...(run.config ?? []).filter(([key]) => !QUIET.has(key.replace(/-/g, "_"))),
     ]));
     replace(config, !table.length ? h("p", { class: "soft" }, t("cmp_same"))
       : scroller(t("cmp_config"), h("table", { class: "diff" },

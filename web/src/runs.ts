@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of runs. The address holds search, state, sorting and selection.
-import { ApiError, listRuns } from "./api.ts";
+import { listRuns } from "./api.ts";
 import { h, replace, type Child } from "./dom.ts";
 import { DASH, duration, fixed, num, percent, percentShort, rate } from "./format.ts";
 import { t, word } from "./i18n.ts";
@@ -106,7 +106,6 @@ export function runsPage(params: URLSearchParams): Page {
       },
       (error: unknown) => {
         if (mine.signal.aborted) return;
-        if (error instanceof ApiError && error.status === 401) throw error;
         replace(holder, failure(error, reload));
       },
     );
