@@ -7,12 +7,7 @@
 
 static const struct ps_backend_ops *cpu;
 
-/* libgomp is not instrumented: with several threads ThreadSanitizer sees races in its hand-over of work. */
-#if defined(__SANITIZE_THREAD__)
-enum { MANY = 1 };
-#else
-enum { MANY = 3 };
-#endif
+enum { MANY = 3 }; /* threads */
 
 struct order {
     int ids[80], count;
