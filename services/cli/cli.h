@@ -54,7 +54,7 @@ struct cli_common {
 
 #define CLI_JSON_ROW(settings_, text)                                                                        \
     {                                                                                                        \
-        .name = "json", .type = PS_TYPE_BOOL, .offset = offsetof(settings_, common.json), .help = text       \
+        .name = "json", .type = PS_TYPE_BOOL, .offset = offsetof(settings_, common.json), .help = (text)     \
     }
 
 /* A command gets the arguments after its name (argv[0] is the name) and returns the exit status. */

@@ -220,6 +220,8 @@ static int compare_runs(const struct compare_settings *settings, char **words, s
     if (ps_compare_parse_share(settings->target, &target) || target <= 0)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--target %.40s: must be an accuracy such as 0.8 or 80%%",
                        settings->target);
+    if (!count)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "no run to compare");
     for (; n < count && !code; n += !code)
         code = cli_fetch(&settings->common, &client, words[n], false, &fetched[n], err);
     if (!code && settings->baseline) {

@@ -271,6 +271,7 @@ static void put_and_pull(void **state)
         assert_int_equal(done, sizes[i]);
         assert_same_file(source, out);
         paramsync_checkpoint_free(checkpoint);
+        fake_see(&f->fake);
         free(f->fake.blobs[0].data);
         f->fake.blob_count = 0;
         free(source);
@@ -412,7 +413,9 @@ static void selectors_and_names(void **state)
     /* A sidecar that names a path must not choose where we write. */
     const char *evil[] = {"../x", "/etc/x", ".hidden", "", "a\tb", "-o"};
     for (size_t i = 0; i < sizeof evil / sizeof *evil; i++) {
+        pthread_mutex_lock(&f->fake.lock);
         snprintf(f->fake.blobs[1].filename, sizeof f->fake.blobs[1].filename, "%s", evil[i]);
+        pthread_mutex_unlock(&f->fake.lock);
         assert_int_equal(paramsync_pull(f->client, "x", NULL, NULL, NULL, NULL, NULL, &err),
                          PARAMSYNC_INVALID_ARGUMENT);
     }

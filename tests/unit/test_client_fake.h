@@ -50,10 +50,10 @@ struct fake {
         size_t size;
         uint32_t epoch;
     } blobs[FAKE_BLOBS];
-    size_t blob_count;
+    _Atomic size_t blob_count;
     size_t heartbeats;
-    int final_state;
-    double final_elapsed;
+    _Atomic int final_state;
+    _Atomic double final_elapsed;
     size_t points_at_finish, epochs_at_finish, blobs_at_finish;
 
     /* How to misbehave. */
@@ -70,6 +70,13 @@ struct fake {
 };
 
 static const char fake_run_id[] = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
+
+/* Makes visible to the test what the handlers stored; their order comes from the calls themselves. */
+static inline void fake_see(struct fake *f)
+{
+    pthread_mutex_lock(&f->lock);
+    pthread_mutex_unlock(&f->lock);
+}
 
 static void fake_delay(struct fake *f)
 {
@@ -439,8 +446,11 @@ static int fake_get_checkpoint(struct ps_rpc_call *call, const ProtobufCMessage 
     int code = fake_find_blob(f, ((const Paramsync__V1__GetCheckpointRequest *)message)->selector, &i, err);
     if (code)
         return code;
+    pthread_mutex_lock(&f->lock); /* the message points into what the test may change */
     fake_view_blob(f, i, &answer);
-    return ps_rpc_send(call, &answer.base, err);
+    code = ps_rpc_send(call, &answer.base, err);
+    pthread_mutex_unlock(&f->lock);
+    return code;
 }
 
 static int fake_list_checkpoints(struct ps_rpc_call *call, const ProtobufCMessage *message, void *context,
@@ -470,10 +480,12 @@ static int fake_pull(struct ps_rpc_call *call, const ProtobufCMessage *message, 
     int code = fake_find_blob(f, m->selector, &i, err);
     if (code)
         return code;
+    pthread_mutex_lock(&f->lock);
     fake_view_blob(f, i, &meta);
     part.part_case = PARAMSYNC__V1__PULL_CHECKPOINT_RESPONSE__PART_CHECKPOINT;
     part.checkpoint = &meta;
     code = ps_rpc_send(call, &part.base, err);
+    pthread_mutex_unlock(&f->lock);
     uint8_t *copy = malloc(m->chunk_bytes);
     for (size_t at = m->offset; !code && at < f->blobs[i].size;) {
         Paramsync__V1__Chunk chunk = PARAMSYNC__V1__CHUNK__INIT;
@@ -501,6 +513,7 @@ static int fake_pull(struct ps_rpc_call *call, const ProtobufCMessage *message, 
         f->pulled_bytes += n;
     }
     free(copy);
+    fake_see(f);
     return code;
 }
 

@@ -74,6 +74,7 @@ static int close_now(struct fixture *f, double timeout_s, struct paramsync_repor
     struct paramsync_error err = {0};
     int code = paramsync_reporter_close(f->reporter, PARAMSYNC_RUN_FINISHED, "done", timeout_s, stats, &err);
     f->reporter = NULL;
+    fake_see(&f->fake);
     if (code)
         print_message("%s\n", err.message);
     return code;
