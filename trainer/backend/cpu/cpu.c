@@ -174,7 +174,8 @@ static int bind_graph(struct ps_backend *b, struct ps_graph *g, struct ps_error 
                              at(&b->packed, b->convs[i].packed_backward), gradient(b, t->grad[0]), scratchpad,
                              err);
         if (r == 0 && t->backward_weights.primitive)
-            r = ps_dnnl_bind(&b->dnnl, &t->backward_weights, x, weight_gradient, gradient(b, t->grad[0]),
+            r = ps_dnnl_bind(&b->dnnl, &t->backward_weights, t->wide_source ? t->wide_source : x,
+                             weight_gradient, t->wide_source ? t->wide_destination : gradient(b, t->grad[0]),
                              scratchpad, err);
         if (r < 0)
             return r;
@@ -676,10 +677,27 @@ static void norm_backward(struct ps_backend *b, const struct ps_graph *g, int i,
         ready(ready_context, op->param[k]);
 }
 
+/* Images into the upper left corner of larger ones, whose other pixels stay zero. */
+static void copy_wide(const struct ps_backend *b, const struct ps_graph *g, int v, const float *source,
+                      float *wide, int extent)
+{
+    const size_t block = (size_t)b->plan.block[v], from = (size_t)g->extents[v], to = (size_t)extent;
+    const size_t planes = (size_t)g->count * (size_t)ps_plan_padded(&b->plan, v) / block;
+    for (size_t p = 0; p < planes; p++)
+        for (size_t y = 0; y < from; y++)
+            memcpy(wide + (p * to + y) * to * block, source + (p * from + y) * from * block,
+                   from * block * sizeof(float));
+}
+
 static int conv_backward(struct ps_backend *b, const struct ps_graph *g, int i, bool accumulate,
                          ps_grad_ready ready, void *ready_context, struct ps_error *err)
 {
     const struct ps_graph_step *t = &g->steps[i];
+    if (t->wide_source) {
+        const struct ps_step *s = &b->plan.steps[i];
+        copy_wide(b, g, s->in[0], value(b, g, s->in[0]), t->wide_source, t->wide_in);
+        copy_wide(b, g, s->out, gradient(b, t->grad[0]), t->wide_destination, t->wide_out);
+    }
     int r = ps_dnnl_run(&b->dnnl, &t->backward_weights, err);
     if (r == 0)
         r = ps_dnnl_run(&b->dnnl, accumulate ? &b->convs[i].unpack_add : &b->convs[i].unpack, err);

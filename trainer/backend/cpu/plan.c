@@ -150,12 +150,44 @@ struct ps_graph *ps_graph_free(struct ps_graph *g, const struct ps_plan *plan)
         ps_dnnl_call_done(&g->steps[i].forward);
         ps_dnnl_call_done(&g->steps[i].backward_data);
         ps_dnnl_call_done(&g->steps[i].backward_weights);
+        free(g->steps[i].wide_source);
+        free(g->steps[i].wide_destination);
     }
     free(g->extents);
     free(g->value_at);
     free(g->steps);
     free(g);
     return NULL;
+}
+
+/* Replaces a reference implementation of the weights' gradient; see plan.h. */
+static int widen_conv(struct ps_graph_step *t, struct ps_dnnl *dnnl, struct ps_dnnl_conv shape,
+                      int source_block, int destination_block, const struct ps_dnnl_layout *weights,
+                      struct ps_error *err)
+{
+    struct ps_dnnl_call wide = {0};
+    if (shape.in_extent >= shape.kernel || strncmp(ps_dnnl_call_name(&t->backward_weights), "ref", 3) != 0)
+        return 0;
+    shape.in_extent = shape.kernel;
+    shape.out_extent = 2 * shape.pad / shape.stride + 1;
+    struct ps_dnnl_layout source = ps_dnnl_activations(shape.batch, shape.in, shape.in_extent, source_block);
+    struct ps_dnnl_layout destination =
+        ps_dnnl_activations(shape.batch, shape.out, shape.out_extent, destination_block);
+    int r = ps_dnnl_conv_create(dnnl, PS_DNNL_BACKWARD_WEIGHTS, &shape, &source, weights, &destination, &wide,
+                                err);
+    if (r < 0)
+        return r;
+    if (strncmp(ps_dnnl_call_name(&wide), "ref", 3) == 0) {
+        ps_dnnl_call_done(&wide);
+        return 0;
+    }
+    ps_dnnl_call_done(&t->backward_weights);
+    t->backward_weights = wide;
+    t->wide_in = shape.in_extent;
+    t->wide_out = shape.out_extent;
+    t->wide_source = calloc(1, ps_dnnl_bytes(&source));
+    t->wide_destination = calloc(1, ps_dnnl_bytes(&destination));
+    return t->wide_source && t->wide_destination ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
 }
 
 static int choose_conv(struct ps_graph *g, const struct ps_plan *plan, struct ps_dnnl *dnnl, int i, bool data,
@@ -188,6 +220,9 @@ static int choose_conv(struct ps_graph *g, const struct ps_plan *plan, struct ps
         r = ps_dnnl_conv_create(dnnl, PS_DNNL_BACKWARD_WEIGHTS, &shape, &source,
                                 l->has_gradient ? &l->gradient : &any, &destination, &t->backward_weights,
                                 err);
+    if (r == 0 && g->training)
+        r = widen_conv(t, dnnl, shape, plan->block[s->in[0]], plan->block[s->out],
+                       l->has_gradient ? &l->gradient : &any, err);
     if (r < 0)
         return r;
     l->forward = t->forward.layout[1];

@@ -49,6 +49,11 @@ enum { PS_GRAD_SOURCES = 8 };
 
 struct ps_graph_step {
     struct ps_dnnl_call forward, backward_data, backward_weights; /* of a convolution */
+    /* Where the image is smaller than the kernel oneDNN has only its slow reference for the weights'
+     * gradient. The same sums come from both sides filled up with zeros to the kernel's size; NULL where that
+     * is not needed. */
+    float *wide_source, *wide_destination;
+    int wide_in, wide_out;        /* extents of these */
     size_t grad[PS_GRAD_SOURCES]; /* where the parts of the out value's gradient are; their sum is the
                                      gradient */
     int grad_count;
