@@ -149,7 +149,7 @@ struct ps_model *ps_model_new(const char *name, int width, int classes, int inpu
     struct ps_model *m = calloc(1, sizeof *m);
     if (!m)
         return NULL;
-    strcpy(m->name, name);
+    memcpy(m->name, name, strlen(name) + 1);
     m->width = width;
     m->classes = classes;
     int value = APPEND(m->values, m->value_count);
