@@ -459,6 +459,15 @@ static void misuse_is_refused(void **state)
     assert_int_equal(cpu->read(b, PS_STATE_MOMENT_1, 0, 1, some, &err), PS_FAILED_PRECONDITION);
     cpu->destroy(b);
     bench_done(&t);
+
+    /* A sum of two memory layouts is beyond this backend, and it says so. */
+    struct ps_model *m = ps_model_new("mixed", 1, 1, 3);
+    assert_true(ps_model_add(m, m->input, ps_model_conv(m, "c", m->input, 3, 3, 1, 1)) > 0);
+    config = (struct ps_backend_config){
+        .model = m, .threads = 1, .max_batch = 1, .max_resolution = 8, .training = true};
+    assert_int_equal(cpu->create(&config, &b, &err), PS_UNIMPLEMENTED);
+    assert_non_null(strstr(err.message, "op 1 of model mixed"));
+    ps_model_free(m);
 }
 
 static void evaluation_keeps_nothing(void **state)

@@ -103,12 +103,13 @@ int ps_plan_make(struct ps_plan *ret, const struct ps_model *model, int block, s
             if (s->in[k] != PS_NONE) {
                 plan.last_use[s->in[k]] = i;
                 if (s->kind != PS_STEP_CONV && plan.block[s->in[k]] != in) {
+                    int op = s->op;
                     ps_plan_done(&plan);
                     return ps_fail(
                         err, PS_UNIMPLEMENTED,
                         "backend cpu: op %d of model %s adds a value that went through a convolution to "
                         "one that did not",
-                        s->op, model->name);
+                        op, model->name);
                 }
             }
     }

@@ -89,7 +89,8 @@ static void K(backward_ops)(struct ps_backend *b, ps_grad_ready ready, void *rea
         const struct ps_op *op = &m->ops[i];
         int c = m->values[op->in[0]].channels, h = b->extents[op->in[0]];
         int oc = m->values[op->out].channels, oh = b->extents[op->out];
-        const REAL *x = K(value)(b, op->in[0]), *y = K(value)(b, op->out), *dy = K(value_grad)(b, op->out);
+        const REAL *x = K(value)(b, op->in[0]), *y = K(value)(b, op->out),
+                   *dy = (REAL *)b->value_grads + b->value_at[op->out];
         REAL *dx = K(value_grad)(b, op->in[0]);
         size_t elements = (size_t)n * (size_t)oc * (size_t)(oh * oh);
         switch (op->kind) {

@@ -197,7 +197,7 @@ static int ref_create(const struct ps_backend_config *config, struct ps_backend 
         (size_t)(config->max_batch > 0 ? config->max_batch : 1) * (size_t)m->values[m->output].channels;
     b->params = calloc(m->param_elements + 1, b->real);
     b->buffers = calloc(m->buffer_elements + 1, b->real);
-    b->values = calloc(b->values_capacity, b->real);
+    b->values = calloc(b->values_capacity + 1, b->real);
     b->stats = calloc(stats + 1, b->real);
     b->chosen = calloc(b->chosen_capacity + 1, sizeof *b->chosen);
     b->columns = calloc(b->columns_capacity + 1, b->real);
@@ -206,7 +206,7 @@ static int ref_create(const struct ps_backend_config *config, struct ps_backend 
         b->grads = calloc(m->param_elements + 1, b->real);
         b->moment1 = calloc(m->param_elements + 1, b->real);
         b->moment2 = calloc(m->param_elements + 1, b->real);
-        b->value_grads = calloc(b->grads_capacity, b->real);
+        b->value_grads = calloc(b->grads_capacity + 1, b->real);
         b->loss_grad = calloc(logits, b->real);
         ok = ok && b->grads && b->moment1 && b->moment2 && b->value_grads && b->loss_grad;
     }
@@ -309,7 +309,9 @@ static int ref_forward(struct ps_backend *b, const struct ps_batch *batch, enum 
     b->count = batch->count;
     b->resolution = batch->resolution;
     b->mode = mode;
-    size_t chosen, columns, need = place_values(b, training, &chosen, &columns);
+    size_t chosen = 0, columns = 0, need = place_values(b, training, &chosen, &columns);
+    if (need == SIZE_MAX)
+        return ps_fail(err, PS_UNIMPLEMENTED, "model %s has too many values alive at one time", m->name);
     /* Sizes were planned for the largest batch and resolution; how gaps fit may differ for smaller ones. */
     if (need > b->values_capacity) {
         void *more = calloc(need, b->real);
@@ -329,13 +331,13 @@ static int ref_forward(struct ps_backend *b, const struct ps_batch *batch, enum 
     if (is_double(b)) {
         load_images_f64(b, batch);
         forward_ops_f64(b);
-        if (b->has_loss)
+        if (b->has_loss && batch->labels)
             b->metrics.loss_sum += loss_f64(b->count, classes, value_f64(b, m->output), batch->labels,
                                             smoothing, scale, loss_grad, &b->metrics.correct);
     } else {
         load_images_f32(b, batch);
         forward_ops_f32(b);
-        if (b->has_loss)
+        if (b->has_loss && batch->labels)
             b->metrics.loss_sum += loss_f32(b->count, classes, value_f32(b, m->output), batch->labels,
                                             smoothing, scale, loss_grad, &b->metrics.correct);
     }
