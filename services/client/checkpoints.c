@@ -287,8 +287,10 @@ static int put_open_file(struct paramsync_client *client, struct ps_control *con
     ps_call_free(control, stream);
     if (code && answer)
         protobuf_c_message_free_unpacked(answer, NULL);
-    if (code)
-        return ps_call_explain(client, err);
+    if (code) {
+        ps_call_explain(client, err);
+        return code;
+    }
     if (!answer)
         return ps_fail(err, PS_INTERNAL, "PutCheckpoint: no answer in the answer");
     return wrap(answer, (const Paramsync__V1__Checkpoint *)answer, ret_checkpoint, err);
@@ -457,7 +459,9 @@ static int receive(struct pull *pull, struct ps_error *err)
             break;
     }
     ps_call_free(NULL, stream);
-    return code < 0 ? ps_call_explain(pull->client, err) : code;
+    if (code)
+        ps_call_explain(pull->client, err);
+    return code;
 }
 
 /* Receives what is missing and compares the digest: 0, or DATA_LOSS with whole set when every byte was there.
@@ -485,7 +489,7 @@ static int receive_and_check(struct pull *pull, bool *ret_whole, struct ps_error
 
 static int pull_into_part(struct pull *pull, struct ps_error *err)
 {
-    bool whole;
+    bool whole = false;
     int code = open_part(pull, err);
     if (code)
         return code;

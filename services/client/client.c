@@ -276,7 +276,8 @@ int ps_call(struct paramsync_client *client, struct ps_control *control, const c
     if (code) {
         if (answer)
             protobuf_c_message_free_unpacked(answer, NULL);
-        return ps_call_explain(client, err);
+        ps_call_explain(client, err);
+        return code;
     }
     *ret_response = answer;
     return 0;
