@@ -165,6 +165,10 @@ static int choose_backend(struct job *job, struct ps_error *err)
     snprintf(threads, sizeof threads, "%d", job->threads);
     setenv("OMP_NUM_THREADS", threads, 1); /* OpenMP reads it once, when a module brings it in */
     setenv("OMP_DYNAMIC", "false", 1);
+    /* On cores that others use too, threads that spin at every barrier for as long as libgomp lets them take
+     * the time that the thread they wait for needs. A short spin costs nothing on a quiet machine. */
+    if (!getenv("OMP_WAIT_POLICY"))
+        setenv("GOMP_SPINCOUNT", "20000", 0);
     if (strcmp(o->enable_gpu, "false") != 0) {
         struct ps_error why = {0};
         if (try_backend(job, "cuda", &why) == 0)
