@@ -72,6 +72,7 @@ static void on_failure(void *context, const char *reason)
     if (ending)
         return;
     fprintf(stderr, "paramsync-train: rank %d: %s\n", exit_gate.rank, reason);
+    ps_new_files_abandon_all(); /* the main thread may be in the middle of a checkpoint */
     _exit(1);
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +79,29 @@ int ps_write_all(int fd, const void *data, size_t size, const char *name, struct
     return 0;
 }
 
+static pthread_mutex_t making_lock =
+    PTHREAD_MUTEX_INITIALIZER; /* guards the list and each file's temporary */
+static struct ps_new_file *making;
+
+/* With the lock held. */
+static void unlist(struct ps_new_file *file)
+{
+    for (struct ps_new_file **link = &making; *link; link = &(*link)->next) {
+        if (*link == file) {
+            *link = file->next;
+            break;
+        }
+    }
+    file->next = NULL;
+}
+
+void ps_new_files_abandon_all(void)
+{
+    pthread_mutex_lock(&making_lock); /* and never unlocked: nothing may come into being behind our back */
+    for (struct ps_new_file *file = making; file; file = file->next)
+        unlink(file->temporary);
+}
+
 int ps_new_file_open(struct ps_new_file *file, const char *path, struct ps_error *err)
 {
     *file = (struct ps_new_file){.fd = -1};
@@ -88,9 +112,16 @@ int ps_new_file_open(struct ps_new_file *file, const char *path, struct ps_error
         ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
         return PS_RESOURCE_EXHAUSTED;
     }
+    pthread_mutex_lock(&making_lock);
     file->fd = mkostemps(file->temporary, 4, O_CLOEXEC);
+    int errnum = errno;
+    if (file->fd >= 0) {
+        file->next = making;
+        making = file;
+    }
+    pthread_mutex_unlock(&making_lock);
     if (file->fd < 0) {
-        int code = ps_fail_errno(err, errno, "cannot create %s", path);
+        int code = ps_fail_errno(err, errnum, "cannot create %s", path);
         free(file->temporary);
         file->temporary = NULL;
         ps_new_file_abandon(file);
@@ -114,8 +145,13 @@ int ps_new_file_commit(struct ps_new_file *file, struct ps_error *err)
     file->fd = -1;
     if (close(fd) < 0)
         return ps_fail_errno(err, errno, "cannot close %s", file->path);
-    if (rename(file->temporary, file->path) < 0)
-        return ps_fail_errno(err, errno, "cannot put %s in place", file->path);
+    pthread_mutex_lock(&making_lock);
+    int errnum = rename(file->temporary, file->path) < 0 ? errno : 0;
+    if (!errnum)
+        unlist(file);
+    pthread_mutex_unlock(&making_lock);
+    if (errnum)
+        return ps_fail_errno(err, errnum, "cannot put %s in place", file->path);
     free(file->temporary);
     file->temporary = NULL;
     int code = ps_sync_parent(file->path, err);
@@ -128,8 +164,11 @@ void ps_new_file_abandon(struct ps_new_file *file)
 {
     if (file->fd >= 0)
         close(file->fd);
+    pthread_mutex_lock(&making_lock);
+    unlist(file);
     if (file->temporary)
         unlink(file->temporary);
+    pthread_mutex_unlock(&making_lock);
     free(file->temporary);
     free(file->path);
     *file = (struct ps_new_file){.fd = -1};

@@ -20,6 +20,7 @@ struct ps_new_file {
     int fd;
     char *path;
     char *temporary;
+    struct ps_new_file *next; /* in the list of files in the making */
 };
 int ps_new_file_open(struct ps_new_file *file, const char *path, struct ps_error *err);
 int ps_new_file_commit(struct ps_new_file *file, struct ps_error *err);

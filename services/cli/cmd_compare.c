@@ -211,7 +211,7 @@ static int compare_runs(const struct compare_settings *settings, char **words, s
                         struct ps_error *err)
 {
     struct cli_run fetched[most_runs + 1];
-    struct ps_compare_run runs[most_runs + 1];
+    struct ps_compare_run runs[most_runs + 1] = {0};
     struct ps_compare_row rows_of[most_runs + 1];
     struct paramsync_client *client = NULL;
     size_t n = 0, reference = 0;

@@ -146,7 +146,7 @@ static int export_main(int argc, char **argv, struct ps_error *err)
                   paramsync_query(client, run->id, settings.series, -1, (uint32_t)settings.max_points,
                                   &metrics, &outer)))
         code = cli_error(err, &outer);
-    if (!code)
+    if (!code && run && metrics)
         code = write_out(&settings, run, metrics, err);
     paramsync_metrics_free(metrics);
     paramsync_run_free(run);

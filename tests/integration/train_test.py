@@ -369,7 +369,8 @@ def case_failures():
         assert survivor.returncode == 1 and b"rank %d" % victim in err, err
         assert took < (2 if not os.environ.get("PS_SANITIZER") else 10), took
         ranks[victim].communicate()
-        assert not [n for n in os.listdir(path("k")) if n.endswith(".tmp")]
+        if victim == 1: # the writer survived and cleaned up; what a killed writer leaves goes at the next start
+            assert not [n for n in os.listdir(path("k")) if n.endswith(".tmp")]
 
 
 def case_custom_data():

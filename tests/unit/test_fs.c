@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char root[] = "/tmp/ps_test_fs.XXXXXX";
@@ -73,6 +74,31 @@ static void test_errors_name_the_path(void **state)
     free(file);
 }
 
+static void test_an_exit_in_between_leaves_nothing(void **state)
+{
+    (void)state;
+    struct ps_error err = {0};
+    char *dir = ps_path_join(root, "exit");
+    assert_int_equal(ps_make_dirs(dir, 0755, &err), 0);
+    char *path = ps_path_join(dir, "file");
+    pid_t child = fork();
+    if (child == 0) {
+        struct ps_new_file first, second, done;
+        char *other = ps_path_join(dir, "other");
+        if (ps_new_file_open(&first, path, &err) || ps_new_file_open(&second, other, &err) ||
+            ps_new_file_open(&done, path, &err) || ps_new_file_commit(&done, &err))
+            _exit(1);
+        ps_new_files_abandon_all();
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(count_entries(dir), 1); /* the one that was committed */
+    free(path);
+    free(dir);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -92,6 +118,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_or_absent),
         cmocka_unit_test(test_errors_name_the_path),
+        cmocka_unit_test(test_an_exit_in_between_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
