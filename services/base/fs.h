@@ -27,6 +27,10 @@ int ps_new_file_commit(struct ps_new_file *file, struct ps_error *err);
 void ps_new_file_abandon(
     struct ps_new_file *file); /* after open or a failed commit; harmless after a good one */
 
+/* For a thread that is about to _exit while others may be writing: removes the temporary of every file in the
+ * making. From then on opening, committing and abandoning block. */
+void ps_new_files_abandon_all(void);
+
 int ps_write_file_atomic(const char *path, const void *data, size_t size, struct ps_error *err);
 
 /* mkdir -p; mode applies to folders that are made. */
