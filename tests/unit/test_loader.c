@@ -156,6 +156,28 @@ static void test_restart_and_bad_use(void **state)
     ps_loader_free(NULL);
 }
 
+/* Its only batch is under way when the next pass comes: nothing past its end is read. */
+static void test_short_pass_given_up(void **state)
+{
+    (void)state;
+    struct ps_error err = {0};
+    struct ps_loader *loader;
+    uint32_t *order = malloc(2 * sizeof *order); /* on the heap, so that a sanitizer sees its end */
+    struct ps_loaded batch;
+    assert_non_null(order);
+    order[0] = 0, order[1] = 1;
+    assert_int_equal(ps_loader_create(4, false, &loader, &err), 0);
+    const struct ps_loader_pass pass = {
+        .split = &split, .indices = order, .count = 2, .batch = 4, .resolution = 32};
+    for (int i = 0; i < 300; i++)
+        assert_int_equal(ps_loader_start(loader, &pass, &err), 0);
+    assert_int_equal(ps_loader_next(loader, &batch), 1);
+    assert_int_equal(batch.count, 2);
+    assert_int_equal(ps_loader_next(loader, &batch), 0);
+    ps_loader_free(loader);
+    free(order);
+}
+
 static void test_floats(void **state)
 {
     (void)state;
@@ -188,6 +210,7 @@ int main(void)
         cmocka_unit_test(test_padded),
         cmocka_unit_test(test_augmented_by_index),
         cmocka_unit_test(test_restart_and_bad_use),
+        cmocka_unit_test(test_short_pass_given_up),
         cmocka_unit_test(test_floats),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

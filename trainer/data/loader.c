@@ -70,7 +70,8 @@ static void *work(void *context)
     struct ps_loader *l = context;
     pthread_mutex_lock(&l->lock);
     for (;;) {
-        while (!l->stop && (l->made == l->batches || l->made - l->released >= SLOTS))
+        /* More than the pass has: one that was given up while its batch was being filled. */
+        while (!l->stop && (l->made >= l->batches || l->made - l->released >= SLOTS))
             pthread_cond_wait(&l->changed, &l->lock);
         if (l->stop)
             break;
