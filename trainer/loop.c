@@ -143,27 +143,29 @@ static struct ps_optimizer_step optimizer_step(const struct loop *l, double lr)
                                       .eps = 1e-8};
 }
 
-static double rate_at(const struct loop *l, int64_t step)
+/* step: of the epoch, from 0. The place in the schedule goes by epochs, not by l->step: a training that goes
+ * on with other batches or ranks has made its steps in another number. */
+static double rate_at(const struct loop *l, int epoch, int64_t step)
 {
     struct ps_schedule schedule = {.kind = l->o->schedule_kind,
                                    .peak = l->c->lr,
                                    .rise = l->o->schedule_kind == PS_SCHEDULE_COSINE ? 0.05 : 0.25};
-    return ps_schedule_rate(&schedule, step, l->steps * l->o->epochs);
+    return ps_schedule_rate(&schedule, (epoch - 1) * l->steps + step, l->steps * l->o->epochs);
 }
 
-static int not_a_number(const struct loop *l, int epoch, double loss, struct ps_error *err)
+static int not_a_number(const struct loop *l, int epoch, int64_t step, const char *what, double value,
+                        struct ps_error *err)
 {
     char last[64] = "there is no checkpoint yet";
     if (l->saved_epoch)
         snprintf(last, sizeof last, "the last good checkpoint is epoch_%d", l->saved_epoch);
-    return ps_fail(err, PS_ABORTED,
-                   "the loss is %f at step %lld (epoch %d) on rank %d: training stops; %s in %s", loss,
-                   (long long)l->step + 1, epoch, l->rank, last, l->o->output_dir);
+    return ps_fail(err, PS_ABORTED, "%s is %f at step %lld (epoch %d) on rank %d: training stops; %s in %s",
+                   what, value, (long long)step, epoch, l->rank, last, l->o->output_dir);
 }
 
 /* One optimizer step: `batches` batches, of which the last one's backward overlaps with the reduction. */
-static int train_step(struct loop *l, int epoch, int resolution, size_t batches, size_t samples,
-                      struct epoch_sums *sums, struct ps_error *err)
+static int train_step(struct loop *l, int epoch, int64_t number, int resolution, size_t batches,
+                      size_t samples, struct epoch_sums *sums, struct ps_error *err)
 {
     const struct ps_loop_config *c = l->c;
     const struct ps_loss_config loss = {.label_smoothing = (float)l->o->label_smoothing,
@@ -186,7 +188,7 @@ static int train_step(struct loop *l, int epoch, int resolution, size_t batches,
             return code;
         l->trained++;
         if (!isfinite(metrics.loss_sum))
-            return not_a_number(l, epoch, metrics.loss_sum, err);
+            return not_a_number(l, epoch, l->step + 1, "the loss", metrics.loss_sum, err);
         loss_sum += metrics.loss_sum;
         sums->correct += (double)metrics.correct;
         sums->count += (double)metrics.count;
@@ -205,7 +207,7 @@ static int train_step(struct loop *l, int epoch, int resolution, size_t batches,
             return code;
     }
     sums->loss += loss_sum;
-    double lr = rate_at(l, l->step);
+    double lr = rate_at(l, epoch, number);
     struct ps_optimizer_step step = optimizer_step(l, lr);
     int code = c->ops->update(c->backend, &step, err);
     if (code)
@@ -260,7 +262,7 @@ static int train_epoch(struct loop *l, int epoch, struct epoch_sums *sums, struc
         size_t samples = (end < l->rank_samples ? end : l->rank_samples) - first * (size_t)o->batch;
         code = stopped(l, err);
         if (!code)
-            code = train_step(l, epoch, resolution, batches, samples, sums, err);
+            code = train_step(l, epoch, s, resolution, batches, samples, sums, err);
         if (!code) {
             double spent = ps_monotonic_s() - begin;
             struct ps_progress_state state = {.epoch = epoch,
@@ -402,6 +404,16 @@ static void put_settings(const struct loop *l, struct settings *s)
     put_setting(s, "data_hash", "%s", l->c->data->hash);
 }
 
+/* The last step of an epoch is not followed by a loss that would show what it has done. */
+static int check_finite(const struct loop *l, int epoch, const char *what, const float *values, size_t count,
+                        struct ps_error *err)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!isfinite(values[i]))
+            return not_a_number(l, epoch, l->step, what, values[i], err);
+    return 0;
+}
+
 static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool evaluated,
                 struct ps_error *err)
 {
@@ -425,6 +437,10 @@ static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool e
         code = read_state(l, PS_STATE_MOMENT_1, m->param_elements, &c.moment_1, err);
     if (!code && l->o->optimizer_kind == PS_ADAM)
         code = read_state(l, PS_STATE_MOMENT_2, m->param_elements, &c.moment_2, err);
+    if (!code)
+        code = check_finite(l, epoch, "a weight", c.params, m->param_elements, err);
+    if (!code)
+        code = check_finite(l, epoch, "a running statistic", c.buffers, m->buffer_elements, err);
     if (!code)
         code = ps_checkpoint_save(l->o->output_dir, m, &c, l->o->formats, &path, err);
     if (!code)
@@ -470,6 +486,8 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
         code = compare_replicas(l, err);
     if (!code && evaluated)
         code = evaluate(l, epoch, &sums, err);
+    if (!code && !isfinite(sums.val_loss)) /* the same on all ranks */
+        code = not_a_number(l, epoch, l->step, "the test loss", sums.val_loss, err);
     if (code)
         return code;
     if (evaluated) {
@@ -535,6 +553,15 @@ static void compare_settings(const struct loop *l, const struct ps_checkpoint *c
         ps_log_warning("resumed with %s: the result will not be the same bits as without the break", line);
 }
 
+int ps_loop_check_resume(const struct ps_train_options *o, const struct ps_checkpoint *checkpoint,
+                         struct ps_error *err)
+{
+    if (checkpoint->weights_only || checkpoint->optimizer == o->optimizer_kind)
+        return 0;
+    return ps_fail(err, PS_INVALID_ARGUMENT, "--resume: the checkpoint was made with --optimizer %s",
+                   checkpoint->optimizer == PS_ADAM ? "adam" : "sgd");
+}
+
 struct start_facts {                       /* from rank 0 */
     int64_t epoch, step, trained, moments; /* moments: 0, 1 or 2 vectors */
     double before_s;
@@ -560,10 +587,9 @@ static int put_start(struct loop *l, struct start_facts *facts, struct ps_error 
         free(buffers);
         return code;
     }
-    if (!r->weights_only && r->optimizer != l->o->optimizer_kind)
-        return ps_fail(err, PS_INVALID_ARGUMENT, "--resume: the checkpoint was made with --optimizer %s",
-                       r->optimizer == PS_ADAM ? "adam" : "sgd");
-    code = write_state(l, PS_STATE_PARAMS, r->params, m->param_elements, err);
+    code = ps_loop_check_resume(l->o, r, err);
+    if (!code)
+        code = write_state(l, PS_STATE_PARAMS, r->params, m->param_elements, err);
     if (!code)
         code = write_state(l, PS_STATE_BUFFERS, r->buffers, m->buffer_elements, err);
     if (!code && r->moment_1)
@@ -624,7 +650,7 @@ int ps_loop_run(const struct ps_loop_config *config, struct ps_loop_result *resu
                      .rank = config->comm->rank,
                      .world = config->comm->world_size,
                      .result = result,
-                     .start_s = ps_monotonic_s()};
+                     .start_s = config->start_s > 0 ? config->start_s : ps_monotonic_s()};
     const bool floats = data->train.floats != NULL;
     const struct ps_sampler sampler = sampler_of(o, data, l.rank, l.world);
     *result = (struct ps_loop_result){.accuracy = -1, .best_accuracy = -1};

@@ -27,6 +27,7 @@ struct ps_loop_config {
     struct ps_checkpoint *resume; /* rank 0, or NULL: start anew */
     double lr;                    /* effective: at the schedule's peak */
     int threads;
+    double start_s; /* monotonic: this attempt's elapsed time counts from here; 0: from the call of run */
     /* Not 0: a signal has asked to stop. Read between steps. */
     const volatile sig_atomic_t *stop;
 };
@@ -43,6 +44,10 @@ struct ps_loop_result {
 int ps_loop_eval_batch(const struct ps_train_options *options, const struct ps_dataset *data, int world_size);
 /* Batches of one rank's epoch; 0: nothing would be trained. */
 size_t ps_loop_batches(const struct ps_train_options *options, const struct ps_dataset *data, int world_size);
+
+/* Whether the checkpoint's optimizer state is of the options' optimizer. */
+int ps_loop_check_resume(const struct ps_train_options *options, const struct ps_checkpoint *checkpoint,
+                         struct ps_error *err);
 
 /* Trains to the end. PS_CANCELLED after a signal; the message of a failure names step and rank where they
  * matter. result is filled in any case. Collective: every rank calls it. */

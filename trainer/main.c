@@ -45,6 +45,15 @@ static struct {
     int rank;
 } exit_gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
+/* What was asked for before this ends the process at once: there is nothing to save, and a wait for the other
+ * ranks may be long. */
+static void take_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESETHAND | SA_RESTART};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
 static void begin_ending(void)
 {
     pthread_mutex_lock(&exit_gate.lock);
@@ -288,6 +297,8 @@ static int find_resume(struct job *job, struct ps_error *err)
     }
     if (!code && path)
         code = ps_checkpoint_load(path, job->model, &job->resume, err);
+    if (!code && job->resume)
+        code = ps_loop_check_resume(o, job->resume, err);
     if (!code && job->resume) {
         if (job->resume->weights_only)
             ps_log_notice("%s has no .state beside it: its weights are taken, training begins at epoch 1",
@@ -446,6 +457,7 @@ static int set_up(struct job *job, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
     int code = join(job, err);
+    take_signals();
     if (!code)
         code = load_data(job, err);
     if (!code)
@@ -516,6 +528,7 @@ int main(int argc, char **argv)
     static struct job job; /* large */
     struct ps_error err = {0};
     struct ps_loop_result result = {0};
+    const double start_s = ps_monotonic_s();
     ps_log_set_plain(1);
     ps_log_threshold = PS_LOG_NOTICE;
     int code = ps_train_options_parse(argc, argv, &job.options, warn_unknown, &err);
@@ -551,9 +564,6 @@ int main(int argc, char **argv)
     else if (job.options.custom_data)
         ps_log_warning(
             "you are training on custom random dataset, validation accuracy may range from 0.4 to 0.6.");
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESETHAND | SA_RESTART};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
     signal(SIGPIPE, SIG_IGN); /* a reader of standard output that goes away does not end the training */
 
     code = set_up(&job, &err);
@@ -568,6 +578,7 @@ int main(int argc, char **argv)
                                               .resume = job.resume,
                                               .lr = job.lr,
                                               .threads = job.threads,
+                                              .start_s = start_s,
                                               .stop = &stop_signal};
         code = ps_loop_run(&config, &result, &err);
         if (!code)

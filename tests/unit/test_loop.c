@@ -212,6 +212,57 @@ static void test_nan_stops(void **state)
     close_fixture(&f);
 }
 
+/* The last step of an epoch spoils the weights: no checkpoint is made of them. */
+static void test_nan_is_not_saved(void **state)
+{
+    (void)state;
+    static char *const every[] = {"1", "2"}, *const what[] = {"the test loss", "a weight"};
+    for (int i = 0; i < 2; i++) {
+        struct fixture f;
+        struct ps_loop_result result;
+        struct ps_error err = {0};
+        char text[2048], path[160];
+        char *args[] = {"--epochs", "3", "--batch", "16", "--optimizer", "sgd", "--eval_every", every[i]};
+        open_fixture(&f, 16, 16, args, 8);
+        f.options.lr = 1e39;
+        assert_int_equal(run(&f, NULL, &result, text, sizeof text, &err), PS_ABORTED);
+        assert_non_null(strstr(err.message, what[i]));
+        assert_non_null(strstr(err.message, "no checkpoint yet"));
+        assert_null(strstr(text, "val |"));
+        snprintf(path, sizeof path, "%s/epoch_1.state", f.out);
+        assert_int_not_equal(access(path, F_OK), 0);
+        close_fixture(&f);
+    }
+}
+
+/* Gone on with after an epoch of many small batches: the schedule is where that epoch ended. */
+static void test_schedule_goes_by_epochs(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048], path[160];
+    char *small[] = {"--epochs", "2", "--batch", "2", "--optimizer", "sgd", "--schedule", "onecycle"};
+    open_fixture(&f, 32, 16, small, 8);
+    f.options.epochs = 1;
+    assert_int_equal(run(&f, NULL, &result, text, sizeof text, &err), 0);
+    assert_int_equal(result.steps, 16);
+    struct ps_checkpoint *first, *second;
+    snprintf(path, sizeof path, "%s/epoch_1.state", f.out);
+    assert_int_equal(ps_checkpoint_load(path, f.model, &first, &err), 0);
+    f.options.epochs = 2;
+    f.options.accumulate = 8; /* two steps an epoch: 16 are more than there are in all */
+    assert_int_equal(run(&f, first, &result, text, sizeof text, &err), 0);
+    assert_int_equal(result.steps, 18);
+    snprintf(path, sizeof path, "%s/epoch_2.state", f.out);
+    assert_int_equal(ps_checkpoint_load(path, f.model, &second, &err), 0);
+    assert_memory_not_equal(first->params, second->params, f.model->param_elements * sizeof(float));
+    ps_checkpoint_free(first);
+    ps_checkpoint_free(second);
+    close_fixture(&f);
+}
+
 static void test_eval_every(void **state)
 {
     (void)state;
@@ -251,6 +302,8 @@ int main(void)
         cmocka_unit_test(test_two_epochs),
         cmocka_unit_test(test_signal_stops),
         cmocka_unit_test(test_nan_stops),
+        cmocka_unit_test(test_nan_is_not_saved),
+        cmocka_unit_test(test_schedule_goes_by_epochs),
         cmocka_unit_test(test_eval_every),
         cmocka_unit_test(test_resume_of_other_optimizer),
     };
