@@ -26,6 +26,7 @@ extern const size_t ps_descriptor_set_size;
 enum { POSTED = 4, UNARY_QUEUE = 1024, BUILTIN_STREAMS = 64 };
 /* Requests wait in memory while the workers are busy: this bounds it, whatever the size of a single one. */
 enum { MAX_WAITING_BYTES = 64 << 20 };
+static const double HANG_UP_S = 0.25;
 
 /* ---- Accepting ---- */
 
@@ -405,14 +406,25 @@ static void was_shut_down(struct ps_rpc_tag *tag, bool ok)
     pthread_mutex_unlock(&server->lock);
 }
 
-/* With the lock held. False: until has passed before everything was over. */
-static bool wait_idle(struct ps_rpc_server *server, const struct timespec *until)
+static bool calls_over(const struct ps_rpc_server *server)
 {
-    while (!server->shut_down || server->call_count || server->posted) {
+    return !server->call_count && !server->posted;
+}
+
+static bool all_over(const struct ps_rpc_server *server)
+{
+    return server->shut_down && calls_over(server);
+}
+
+/* With the lock held. False: until has passed before it was over. */
+static bool wait_for(struct ps_rpc_server *server, bool (*over)(const struct ps_rpc_server *server),
+                     const struct timespec *until)
+{
+    while (!over(server)) {
         if (!until)
             pthread_cond_wait(&server->idle, &server->lock);
         else if (pthread_cond_timedwait(&server->idle, &server->lock, until))
-            return false;
+            return over(server);
     }
     return true;
 }
@@ -434,11 +446,17 @@ void ps_rpc_server_stop(struct ps_rpc_server *server, double grace_s)
         pthread_mutex_lock(&server->lock);
         for (struct ps_rpc_call *call = server->calls; call; call = call->next)
             ps_rpc_call_poke(call);
-        if (!wait_idle(server, &until)) {
+        /* The core waits for its connections too, and a client without calls may look at its own only every
+         * few seconds. One that looks has had its last answer and hung up within the moment given here. */
+        if (wait_for(server, calls_over, &until)) {
+            until = ps_rpc_at(fmin(grace_s, HANG_UP_S));
+            wait_for(server, all_over, &until);
+        }
+        if (!all_over(server)) {
             pthread_mutex_unlock(&server->lock);
             grpc_server_cancel_all_calls(server->core);
             pthread_mutex_lock(&server->lock);
-            wait_idle(server, NULL);
+            wait_for(server, all_over, NULL);
         }
         pthread_mutex_unlock(&server->lock);
     }

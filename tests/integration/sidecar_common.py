@@ -89,11 +89,11 @@ class Daemon:
         daemons.remove(self)
 
     def stop(self):
-        """SIGTERM; returns the exit status. An idle connection of grpcio keeps a server waiting, so it goes first."""
-        if hasattr(self, "channel"):
-            self.channel.close()
+        """SIGTERM; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(60)
+        if hasattr(self, "channel"):
+            self.channel.close()
         self.process.stdout.close()
         daemons.remove(self)
         return status

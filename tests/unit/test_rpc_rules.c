@@ -13,6 +13,10 @@
 #include "services/rpc/server.h"
 #include "tests/unit/test_rpc_probe.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 struct fixture {
     struct probe probe;
     struct ps_rpc_server *server;
@@ -402,6 +406,28 @@ static void test_start_and_stop(void **state)
     }
 }
 
+/* Rule 33: a client that has no call and neither reads nor hangs up keeps no server from stopping. */
+static void test_stop_beside_an_idle_client(void **state)
+{
+    (void)state;
+    struct fixture f;
+    start_default(&f);
+    static const char hello[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0"; /* and no settings */
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)ps_rpc_server_port(f.server, 0)),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(send(fd, hello, sizeof hello, 0), sizeof hello);
+    char byte;
+    assert_int_equal(recv(fd, &byte, 1, 0), 1); /* the connection stands */
+    double begin = ps_monotonic_s();
+    ps_rpc_server_stop(f.server, 30);
+    assert_true(ps_monotonic_s() - begin < 3);
+    close(fd);
+    finish(&f);
+}
+
 /* A client that vanishes without a word (its connection is cut) ends what it had running. */
 static void test_vanished_client(void **state)
 {
@@ -437,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_details_are_capped),
         cmocka_unit_test(test_long_details_arrive),
         cmocka_unit_test(test_start_and_stop),
+        cmocka_unit_test(test_stop_beside_an_idle_client),
         cmocka_unit_test(test_vanished_client),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
