@@ -63,8 +63,11 @@ static void wake_all(struct ps_rpc_health *health)
 void ps_rpc_health_set(struct ps_rpc_health *health, const char *service, bool serving)
 {
     pthread_mutex_lock(&health->lock);
-    struct ps_rpc_health_entry *entry = find(health, service);
-    if (entry)
+    struct ps_rpc_health_entry *entry = service ? find(health, service) : NULL;
+    if (!service)
+        for (size_t i = 0; i < health->count; i++)
+            health->entries[i].serving = serving;
+    else if (entry)
         entry->serving = serving;
     else
         add(health, service, strlen(service), serving);

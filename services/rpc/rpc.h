@@ -79,7 +79,8 @@ int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc
 /* The bound port; 0 for a unix socket. */
 int ps_rpc_server_port(const struct ps_rpc_server *server, size_t listener);
 /* grpc.health.v1.Health is always served, on threads of its own (64 watches and reflection streams at most).
- * service "" is the whole server; at the start it and all services of the table are serving. Thread-safe. */
+ * service "" is the whole server; at the start it and all services of the table are serving. NULL: all that
+ * are known. Thread-safe. */
 void ps_rpc_server_set_serving(struct ps_rpc_server *server, const char *service, bool serving);
 /* Drains: health NOT_SERVING, no new calls (UNAVAILABLE), running handlers have grace_s (ps_rpc_draining
  * turns true for them and waits end), then all calls are cancelled; returns when nothing runs any more. */

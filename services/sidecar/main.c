@@ -122,10 +122,11 @@ static const struct ps_options table = {
     .sources = sources,
 };
 
-/* ---- The janitor: looks for silent runs ---- */
+/* ---- The janitor: looks for silent runs, and tells gRPC health how the store is ---- */
 
 struct janitor {
     struct ps_service *service;
+    struct ps_rpc_server *rpc;
     pthread_t thread;
     pthread_mutex_t lock; /* guards stopping */
     pthread_cond_t wake;
@@ -133,9 +134,24 @@ struct janitor {
     double interval_s;
 };
 
+static void tell_health(struct janitor *janitor, bool *ready)
+{
+    struct ps_error err = {0};
+    bool now = ps_service_ready(janitor->service, &err) == 0;
+    if (now == *ready)
+        return;
+    *ready = now;
+    ps_rpc_server_set_serving(janitor->rpc, NULL, now);
+    if (now)
+        ps_log_notice("the store takes writes again");
+    else if (!janitor->service->draining)
+        ps_log_error("the store takes no writes: %s", err.message);
+}
+
 static void *janitor_main(void *argument)
 {
     struct janitor *janitor = argument;
+    bool ready = true, swept = true;
     pthread_mutex_lock(&janitor->lock);
     while (!janitor->stopping) {
         struct timespec until;
@@ -148,17 +164,20 @@ static void *janitor_main(void *argument)
         if (janitor->stopping)
             break;
         pthread_mutex_unlock(&janitor->lock);
+        tell_health(janitor, &ready);
         struct ps_error err = {0};
-        if (ps_service_sweep(janitor->service, &err))
+        int code = ps_service_sweep(janitor->service, &err);
+        if (code && swept) /* once, not every second */
             ps_log_warning("looking for lost runs: %s", err.message);
+        swept = code == 0;
         pthread_mutex_lock(&janitor->lock);
     }
     pthread_mutex_unlock(&janitor->lock);
     return NULL;
 }
 
-static int janitor_start(struct janitor *janitor, struct ps_service *service, double lost_after_s,
-                         struct ps_error *err)
+static int janitor_start(struct janitor *janitor, struct ps_service *service, struct ps_rpc_server *rpc,
+                         double lost_after_s, struct ps_error *err)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -167,7 +186,8 @@ static int janitor_start(struct janitor *janitor, struct ps_service *service, do
     pthread_cond_init(&janitor->wake, &attributes);
     pthread_condattr_destroy(&attributes);
     janitor->service = service;
-    janitor->interval_s = lost_after_s / 4 < 5 ? lost_after_s / 4 : 5;
+    janitor->rpc = rpc;
+    janitor->interval_s = lost_after_s / 4 < 1 ? lost_after_s / 4 : 1;
     int result = pthread_create(&janitor->thread, NULL, janitor_main, janitor);
     if (result)
         return ps_fail_errno(err, result, "cannot start a thread");
@@ -319,7 +339,7 @@ static int start(struct program *p, struct ps_error *err)
     if (!code && strcmp(p->settings.http_listen, "none") != 0)
         code = start_http(p, err);
     if (!code)
-        code = janitor_start(&p->janitor, p->service, p->settings.lost_after, err);
+        code = janitor_start(&p->janitor, p->service, p->rpc, p->settings.lost_after, err);
     return code;
 }
 
@@ -351,9 +371,9 @@ static void stop(struct program *p)
         p->service->draining = true;
     if (p->rpc)
         ps_rpc_server_stop(p->rpc, p->settings.grace);
+    janitor_stop(&p->janitor);
     p->http = ps_http_free(p->http);
     p->rpc = ps_rpc_server_free(p->rpc);
-    janitor_stop(&p->janitor);
     p->service = ps_service_free(p->service);
 }
 

@@ -253,6 +253,15 @@ def test_restart_in_uploads_and_pulls():
     same("exit status", d.stop(), 0)
 
 
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+def health(d, service=""):
+    """The answer's bytes: field 1, the status."""
+    check = d.channel.unary_unary("/grpc.health.v1.Health/Check")
+    return check(b"\x0a" + bytes([len(service)]) + service.encode(), timeout=10)
+
+
 def test_full_disk():
     """A tmpfs that fills up: no crash, RESOURCE_EXHAUSTED, nothing acknowledged is lost, and it recovers by itself."""
     mount = folder / "small"
@@ -277,10 +286,13 @@ def test_full_disk():
                 full = error
         check(f"full: {full and full.details()}", full and full.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "full" in full.details())
         fails("a checkpoint", grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: put(d, os.urandom(5000000), 2))
+        wait_for("health says so", lambda: health(d) == NOT_SERVING, 10)
+        wait_for("of every service", lambda: health(d, "paramsync.v1.Runs") == NOT_SERVING, 10)
         same("no leftovers", list((mount / "blobs" / "tmp").iterdir()), [])
         same("reading goes on", d.runs.GetRun(runs.GetRunRequest(run="r")).name, "r")
         check("alive", d.process.poll() is None)
         filler.unlink()
+        wait_for("health is well again, before anything is written", lambda: health(d) == SERVING, 10)
         list(d.metrics.ReportSteps(iter([batch(seq, points=200), batch(seq, points=200)])))
         got = d.metrics.QuerySeries(metrics.QuerySeriesRequest(run="r", name="loss", rank=0, max_points=4)).series[0]
         same("every acknowledged point, once", got.total_points, seq * 200)

@@ -205,6 +205,12 @@ static void test_health_check(void **state)
     ps_rpc_server_set_serving(f.server, "paramsync.test.v1.Probe", false);
     assert_int_equal(health(f.channel, "paramsync.test.v1.Probe", &err), 2);
     assert_int_equal(health(f.channel, "", &err), 1);
+    for (int serving = 1; serving >= 0; serving--) {
+        ps_rpc_server_set_serving(f.server, NULL, serving);
+        assert_int_equal(health(f.channel, "paramsync.test.v1.Probe", &err), serving ? 1 : 2);
+        assert_int_equal(health(f.channel, "", &err), serving ? 1 : 2);
+    }
+    assert_int_equal(health(f.channel, "nobody", &err), PS_NOT_FOUND);
     finish(&f);
 }
 
