@@ -25,10 +25,13 @@ enum {
     VALUE_SIZE = 256,
     RUN_NAME_SIZE = 256,
 };
-static const double leave_s = 30;       /* rank 0 waits for the others' goodbye: they may still be testing */
-static const double grace_s = 1.2;      /* for the main thread to end after another rank's death */
-static const double last_report_s = 10; /* for the reporter's last records */
-static const double hasty_report_s = 0.5; /* the same when the job has failed */
+static const double leave_s = 30;  /* rank 0 waits for the others' goodbye: they may still be testing */
+static const double grace_s = 1.2; /* for the main thread to end after another rank's death */
+/* For the reporter's last records. A sidecar that is not there is given up sooner; one on an overloaded
+ * machine, or at the end of a slow line with a checkpoint on its way, is not. */
+static const double last_report_s = 60;
+static const double failed_report_s = 3;  /* the same when the training has failed or was stopped, ... */
+static const double hasty_report_s = 0.5; /* ... and when the ranks of a failed job have to end together */
 
 static volatile sig_atomic_t stop_signal;
 
@@ -492,7 +495,10 @@ static void tear_down(struct job *job, int code, const char *reason)
                         code == 0              ? "finished"
                         : code == PS_CANCELLED ? "killed"
                                                : "failed",
-                        code ? reason : "", code ? hasty_report_s : last_report_s);
+                        code ? reason : "",
+                        !code                         ? last_report_s
+                        : job->launch.world_size == 1 ? failed_report_s
+                                                      : hasty_report_s);
     ps_comm_close(job->rendezvous, job->comm);
     ps_rendezvous_close(job->rendezvous, code ? 0 : leave_s);
     if (job->backend)

@@ -29,6 +29,8 @@ enum {
     damage_retries = 3,
 };
 static const double call_timeout_s = 5, retry_first_s = 0.25, retry_most_s = 5, retry_closing_s = 0.25;
+/* What close waits for a sidecar that is not there at all, where one that is only slow gets all its time. */
+static const double absent_s = 10;
 
 struct point {
     const char *name; /* in names: lives as long as the reporter */
@@ -96,6 +98,8 @@ struct paramsync_reporter {
     bool closing, sender_done;
     int64_t retry_at;  /* the sender's next try after a failed one */
     int64_t close_by;  /* monotonic */
+    int64_t closed_at; /* when close was called */
+    int64_t gone_at;   /* since when nobody has been there, 0: somebody is */
     int64_t finish_by; /* the run's end is sent by then, whatever still waits */
     int final_state;
     char *final_reason;
@@ -165,6 +169,10 @@ static void back_off(struct paramsync_reporter *r, const struct ps_error *why)
     pthread_mutex_lock(&r->lock);
     r->stats.connected = false;
     r->stats.outages += !r->away;
+    if (why->code != PS_UNAVAILABLE)
+        r->gone_at = 0;
+    else if (!r->gone_at)
+        r->gone_at = ps_monotonic_ns();
     r->retry_at = after(r->closing ? retry_closing_s : r->retry_s);
     pthread_mutex_unlock(&r->lock);
     if (!r->away)
@@ -178,6 +186,7 @@ static void got_through(struct paramsync_reporter *r)
     r->retry_s = 0;
     pthread_mutex_lock(&r->lock);
     r->retry_at = 0;
+    r->gone_at = 0;
     if (!r->stats.connected)
         pthread_cond_broadcast(&r->wake); /* the uploader waits for this */
     r->stats.connected = true;
@@ -426,7 +435,8 @@ static enum work next_work(struct paramsync_reporter *r, int64_t now, int64_t *r
     bool empty = !r->epochs && !points;
     if (r->closing) {
         bool uploads = r->checkpoints && now < r->finish_by;
-        if (now >= r->close_by || r->dead)
+        int64_t alone_at = r->gone_at > r->closed_at ? r->gone_at : r->closed_at;
+        if (now >= r->close_by || r->dead || (r->gone_at && now - alone_at > (int64_t)(absent_s * 1e9)))
             return work_stop;
         if (r->created && empty && !r->finished && !uploads && now >= r->retry_at)
             return work_finish;
@@ -901,6 +911,7 @@ static void stop(struct paramsync_reporter *r, double timeout_s)
 {
     pthread_mutex_lock(&r->lock);
     r->closing = true;
+    r->closed_at = ps_monotonic_ns();
     r->close_by = after(timeout_s);
     r->finish_by = after(fmax(timeout_s - fmin(2, timeout_s / 4), 0));
     r->retry_at = 0; /* at once, not when the next try would have been due */

@@ -164,6 +164,12 @@ def never():
     d.quick("epoch 1")
     errors = d.close(timeout=0.5)
     check(f"told at the end: {errors}", "not delivered" in errors and "500 step points" in errors and "training goes on" in errors)
+    d = Driver(free_port(), "never")
+    d.quick("epoch 1")
+    begun = time.monotonic()
+    errors = d.close(timeout=60)
+    took = time.monotonic() - begun
+    check(f"who is not there is given up before the time is over: {took:.1f} s", took < 40 and "1 epochs" in errors)
     d = Driver(free_port(), "never", 1, 2, "")
     d.quick("points 10")
     check("a rank that cannot join says so", "rank 1" in d.close())
