@@ -281,6 +281,21 @@ int ps_store_get_run(struct ps_store *store, const char *run, struct ps_run *ret
     return code;
 }
 
+/* Texts of a page; one run alone may go beyond it. gRPC clients take 4 MiB unless they ask for more. */
+enum { PAGE_TEXT_MAX = 2 << 20 };
+
+static size_t text_bytes(const struct ps_run *run)
+{
+    const char *const texts[] = {run->name,   run->model,  run->dataset, run->dataset_hash,
+                                 run->device, run->commit, run->notes,   run->reason};
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        bytes += texts[i] ? strlen(texts[i]) : 0;
+    for (size_t i = 0; i < run->tag_count; i++)
+        bytes += strlen(run->tags[i]);
+    return bytes;
+}
+
 int ps_store_list_runs(struct ps_store *store, const struct ps_run_query *query, struct ps_run_list *ret_list,
                        struct ps_error *err)
 {
@@ -314,19 +329,21 @@ int ps_store_list_runs(struct ps_store *store, const struct ps_run_query *query,
                             " AND (?4 = '' OR EXISTS (SELECT 1 FROM tags WHERE run = runs.n AND tag = ?4))"
                             " ORDER BY n DESC LIMIT ?5",
                             "iitti", before, states, query->name_contains, query->tag, (int64_t)limit + 1);
-    while (!code && (code = ps_sql_step(stmt, err)) == 1) {
-        code = read_run(stmt, arena, &keys[list.count], &list.runs[list.count], err);
-        list.count++;
-    }
-    if (!code && list.count > limit) {
-        list.count = limit;
-        snprintf(list.next_page_token, sizeof list.next_page_token, "%lld", (long long)keys[limit - 1]);
-    }
-    for (size_t i = 0; !code && i < list.count; i++) {
-        code = read_tags(conn, keys[i], arena, &list.runs[i], err);
+    size_t bytes = 0;
+    bool more = false;
+    while (!code && !more && (code = ps_sql_step(stmt, err)) == 1) {
+        struct ps_run *run = &list.runs[list.count];
+        code = read_run(stmt, arena, &keys[list.count], run, err);
         if (!code)
-            code = read_elapsed(conn, keys[i], &list.runs[i], err);
+            code = read_tags(conn, keys[list.count], arena, run, err);
+        bytes += code ? 0 : text_bytes(run);
+        more = list.count == limit || (list.count && bytes > PAGE_TEXT_MAX);
+        list.count += !more;
     }
+    if (!code && more)
+        snprintf(list.next_page_token, sizeof list.next_page_token, "%lld", (long long)keys[list.count - 1]);
+    for (size_t i = 0; !code && i < list.count; i++)
+        code = read_elapsed(conn, keys[i], &list.runs[i], err);
     ps_read_end(store, conn);
     if (code) {
         ps_run_list_done(&list);

@@ -19,6 +19,7 @@ enum {
     MAX_TAG = 128,
     MAX_CONFIG = 1000,
     MAX_CONFIG_VALUE = 65536,
+    MAX_CONFIG_BYTES = 1 << 20, /* the answers that hold a run must fit into what clients receive */
     MAX_REQUEST_ID = 128,
     MAX_EPOCH = 10000000,
     MAX_POINTS = 100000,
@@ -417,13 +418,18 @@ int ps_service_create_run(struct ps_service *service, const struct ps_new_run *r
     if (!code && request->config_count > MAX_CONFIG)
         code = ps_fail(err, PS_INVALID_ARGUMENT, "config: %zu entries, at most %d are allowed",
                        request->config_count, MAX_CONFIG);
+    size_t config_bytes = 0;
     for (size_t i = 0; !code && i < request->config_count; i++) {
         const struct ps_key_value *entry = &request->config[i];
+        config_bytes += strlen(entry->key) + strlen(entry->value);
         if (!*entry->key || strlen(entry->key) > MAX_LABEL || strlen(entry->value) > MAX_CONFIG_VALUE)
             code = ps_fail(err, PS_INVALID_ARGUMENT,
                            "config[%zu]: the key must have 1 to %d bytes, the value at most %d", i, MAX_LABEL,
                            MAX_CONFIG_VALUE);
     }
+    if (!code && config_bytes > MAX_CONFIG_BYTES)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "config: %zu bytes in all, at most %d are allowed",
+                       config_bytes, MAX_CONFIG_BYTES);
     return code ? code : ps_store_create_run(service->store, request, ret_run, ret_resumed, err);
 }
 

@@ -49,7 +49,9 @@ def test_runs():
             ("a newline", dict(name="a\nb"), "name"), ("no processes", dict(name="a", world_size=0), "world_size"),
             ("long notes", dict(name="a", world_size=1, notes="n" * 70000), "notes"),
             ("an empty tag", dict(name="a", world_size=1, tags=["ok", ""]), "tags[1]"),
-            ("a config without key", dict(name="a", world_size=1, config=[runs.KeyValue(value="v")]), "config[0]")]:
+            ("a config without key", dict(name="a", world_size=1, config=[runs.KeyValue(value="v")]), "config[0]"),
+            ("a config too large for answers", dict(name="a", world_size=1, config=[
+                runs.KeyValue(key=f"k{i}", value="v" * 65000) for i in range(20)]), "config: 13000")]:
         fails(what, INVALID, lambda: create(**fields), text)
     fails("an unknown run", MISSING, lambda: d.runs.GetRun(runs.GetRunRequest(run="no/such")), "no/such")
     fails("a long unknown run", MISSING, lambda: d.runs.GetRun(runs.GetRunRequest(run="y" * 10000)))

@@ -484,6 +484,40 @@ static void test_list_runs(void **state)
     fails(PS_INVALID_ARGUMENT, "page_size", ps_store_list_runs(f->store, &query, &list, &err));
 }
 
+/* A page stays small enough for a gRPC answer, however long the notes are; none is left out. */
+static void test_list_of_long_texts(void **state)
+{
+    enum { runs = 70, notes_bytes = 65536 };
+    struct fixture *f = *state;
+    char *notes = malloc(notes_bytes + 1), token[32] = "";
+    memset(notes, 'n', notes_bytes);
+    notes[notes_bytes] = '\0';
+    for (int i = 0; i < runs; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "run-%02d", i);
+        struct ps_new_run request = {.name = name, .world_size = 1, .notes = notes};
+        ok(ps_store_create_run(f->store, &request, NULL, NULL, &err));
+    }
+    int seen = 0, pages = 0;
+    do {
+        struct ps_run_query query = {.page_size = 1000, .page_token = token};
+        struct ps_run_list list;
+        ok(ps_store_list_runs(f->store, &query, &list, &err));
+        assert_in_range(list.count, 1, (4 << 20) / notes_bytes - 1);
+        for (size_t i = 0; i < list.count; i++, seen++) {
+            char name[32];
+            snprintf(name, sizeof name, "run-%02d", runs - 1 - seen);
+            assert_string_equal(list.runs[i].name, name);
+        }
+        snprintf(token, sizeof token, "%s", list.next_page_token);
+        ps_run_list_done(&list);
+        pages++;
+    } while (*token);
+    assert_int_equal(seen, runs);
+    assert_true(pages > 1);
+    free(notes);
+}
+
 static void test_update(void **state)
 {
     struct fixture *f = *state;
@@ -1182,6 +1216,7 @@ int main(void)
         TEST(test_gap_between_attempts),
         TEST(test_epochs),
         TEST(test_list_runs),
+        TEST(test_list_of_long_texts),
         TEST(test_update),
         TEST(test_values_bit_exact),
         TEST(test_exactly_once),
