@@ -43,6 +43,7 @@ struct loop {
     double start_s;  /* monotonic, of this attempt */
     double before_s; /* elapsed in earlier attempts */
     int saved_epoch; /* the last checkpoint */
+    bool run_unknown;
     struct ps_loop_result *result;
 };
 
@@ -469,6 +470,26 @@ static void print_evaluation(int epoch, const struct epoch_sums *sums)
     fflush(stdout);
 }
 
+static int share_run(struct loop *l, struct ps_error *err)
+{
+    struct {
+        char id[27];
+        uint32_t attempt;
+    } run = {0};
+    if (!l->run_unknown || l->world == 1)
+        return 0;
+    if (l->rank == 0)
+        ps_report_run(l->c->report, run.id, &run.attempt, NULL, 0);
+    int code = l->c->comm->ops->broadcast(l->c->comm, &run, sizeof run, 0, err);
+    if (code || !run.id[0])
+        return code;
+    l->run_unknown = false;
+    struct ps_error why = {0};
+    if (l->rank != 0 && ps_report_join(l->c->report, run.id, run.attempt, &why))
+        ps_log_warning("rank %d's step points are not recorded: %s", l->rank, why.message);
+    return 0;
+}
+
 static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
 {
     struct epoch_sums sums = {0};
@@ -484,6 +505,8 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
                                               PS_STATE_BUFFERS, 0, err);
     if (!code)
         code = compare_replicas(l, err);
+    if (!code)
+        code = share_run(l, err);
     if (!code && evaluated)
         code = evaluate(l, epoch, &sums, err);
     if (!code && !isfinite(sums.val_loss)) /* the same on all ranks */
@@ -650,6 +673,7 @@ int ps_loop_run(const struct ps_loop_config *config, struct ps_loop_result *resu
                      .rank = config->comm->rank,
                      .world = config->comm->world_size,
                      .result = result,
+                     .run_unknown = config->run_unknown,
                      .start_s = config->start_s > 0 ? config->start_s : ps_monotonic_s()};
     const bool floats = data->train.floats != NULL;
     const struct ps_sampler sampler = sampler_of(o, data, l.rank, l.world);

@@ -24,6 +24,9 @@ struct ps_loop_config {
     struct ps_backend *backend; /* weights undefined; made for ps_loop_eval_batch images of evaluation */
     struct ps_comm *comm;
     struct ps_report *report;
+    /* The sidecar had not answered rank 0: the other ranks learn the run at the end of the epoch in which it
+     * has. The same on all ranks. */
+    bool run_unknown;
     struct ps_checkpoint *resume; /* rank 0, or NULL: start anew */
     double lr;                    /* effective: at the schedule's peak */
     int threads;

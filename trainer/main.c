@@ -99,6 +99,7 @@ struct job {
     struct ps_backend *backend;
     struct ps_checkpoint *resume;
     struct ps_report *report;
+    bool run_unknown; /* as in ps_loop_config */
     enum ps_precision precision;
     char device[128];
     int devices; /* cards on this node, 1 for CPUs */
@@ -413,6 +414,7 @@ static int check_agreement(struct job *job, struct ps_error *err)
 struct run_facts { /* from rank 0's reporter to the others */
     char id[27];
     uint32_t attempt;
+    bool reports;
 };
 
 static int open_report(struct job *job, struct ps_error *err)
@@ -445,9 +447,11 @@ static int open_report(struct job *job, struct ps_error *err)
         ps_report_run(job->report, facts.id, &facts.attempt, name, sizeof name);
         if (o->sidecar && *name)
             ps_log_notice("reporting to %s as run %s, attempt %u", o->sidecar, name, facts.attempt);
+        facts.reports = o->sidecar != NULL;
     }
     if (job->launch.world_size > 1)
         code = job->comm->ops->broadcast(job->comm, &facts, sizeof facts, 0, err);
+    job->run_unknown = facts.reports && !facts.id[0];
     if (!code && job->launch.rank != 0) {
         config.run_id = facts.id;
         config.attempt = facts.attempt;
@@ -581,6 +585,7 @@ int main(int argc, char **argv)
                                               .backend = job.backend,
                                               .comm = job.comm,
                                               .report = job.report,
+                                              .run_unknown = job.run_unknown,
                                               .resume = job.resume,
                                               .lr = job.lr,
                                               .threads = job.threads,

@@ -29,8 +29,9 @@ struct ps_report_config {
     int epochs, batch_per_rank;
     const struct ps_report_pair *config;
     size_t config_count;
-    const char *run_id; /* other ranks */
-    uint32_t attempt;   /* other ranks */
+    const char
+        *run_id; /* other ranks; "": not known yet (see ps_report_join), then all here outlives the report */
+    uint32_t attempt; /* other ranks */
 };
 
 struct ps_report_epoch {
@@ -48,6 +49,9 @@ int ps_report_open(const struct ps_report_config *config, struct ps_report **ret
 /* The run's id ("" while the sidecar has not answered) and attempt, to be shared with the other ranks. */
 void ps_report_run(struct ps_report *report, char ret_id[27], uint32_t *ret_attempt, char *ret_name,
                    size_t name_size);
+/* The run of a rank that was opened with run_id "": from now on its points are recorded. Does not wait for
+ * the sidecar. Nothing happens if the report has its run, or no sidecar. */
+int ps_report_join(struct ps_report *report, const char *run_id, uint32_t attempt, struct ps_error *err);
 void ps_report_epoch(struct ps_report *report, const struct ps_report_epoch *epoch);
 void ps_report_point(struct ps_report *report, const char *name, int64_t step, double value,
                      double elapsed_s);

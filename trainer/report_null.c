@@ -27,6 +27,15 @@ void ps_report_run(struct ps_report *report, char ret_id[27], uint32_t *ret_atte
         ret_name[0] = '\0';
 }
 
+int ps_report_join(struct ps_report *report, const char *run_id, uint32_t attempt, struct ps_error *err)
+{
+    (void)report;
+    (void)run_id;
+    (void)attempt;
+    (void)err;
+    return 0;
+}
+
 void ps_report_epoch(struct ps_report *report, const struct ps_report_epoch *epoch)
 {
     (void)report;

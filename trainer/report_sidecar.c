@@ -11,7 +11,9 @@
 #include <string.h>
 
 struct ps_report {
-    struct paramsync_reporter *reporter; /* NULL: no reporting */
+    struct paramsync_reporter *reporter; /* NULL: no reporting, or not yet */
+    bool waits;                          /* for ps_report_join */
+    struct ps_report_config config;      /* while it waits */
 };
 
 static void notice(void *context, const char *line)
@@ -73,10 +75,11 @@ int ps_report_open(const struct ps_report_config *config, struct ps_report **ret
     if (!report)
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     if (reports && config->rank != 0 && !(config->run_id && *config->run_id)) {
-        /* Rank 0 will still create the run; its id cannot reach this process any more. */
-        ps_log_notice(
-            "the sidecar at %s had not answered when training began: rank %d's step points are not recorded",
-            config->sidecar, config->rank);
+        ps_log_notice("the sidecar at %s had not answered when training began: rank %d's step points are not "
+                      "recorded until rank 0 has created the run",
+                      config->sidecar, config->rank);
+        report->waits = true;
+        report->config = *config;
         reports = false;
     }
     if (reports) {
@@ -102,6 +105,17 @@ void ps_report_run(struct ps_report *report, char ret_id[27], uint32_t *ret_atte
         *ret_attempt = 0;
     if (ret_name && name_size)
         ret_name[0] = '\0';
+}
+
+int ps_report_join(struct ps_report *report, const char *run_id, uint32_t attempt, struct ps_error *err)
+{
+    if (!report->waits)
+        return 0;
+    report->config.run_id = run_id;
+    report->config.attempt = attempt;
+    int code = open_reporter(&report->config, &report->reporter, err);
+    report->waits = code != 0;
+    return code;
 }
 
 void ps_report_epoch(struct ps_report *report, const struct ps_report_epoch *epoch)

@@ -74,9 +74,9 @@ def freeze(sidecar):
     wait_for("the freeze", lambda: all((t / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for t in tasks.iterdir()))
 
 
-def stored(sidecar, run, rank=0):
+def stored(sidecar, run, rank=0, name="train/loss"):
     pb = sidecar.pb["metrics"]
-    response = sidecar.metrics.QuerySeries(pb.QuerySeriesRequest(run=run, name="train/loss", rank=rank, max_points=10000), timeout=20)
+    response = sidecar.metrics.QuerySeries(pb.QuerySeriesRequest(run=run, name=name, rank=rank, max_points=10000), timeout=20)
     series = [s for s in response.series if s.rank == rank]
     return (series[0] if series else None), response.epochs
 
@@ -158,6 +158,41 @@ def late(sidecar):
     check("what was said before the run existed", series.total_points == 500 and len(epochs) == 1)
 
 
+def late_for_ranks(sidecar, folder):
+    """Nobody there when two ranks begin: rank 1, too, is recorded once there is somebody."""
+    program = pathlib.Path(os.environ["PS_BIN"])
+    if not (program / "paramsync-train").exists() or not list(pathlib.Path(os.environ["PS_BUILD"]).glob("lib/paramsync/*gloo*")):
+        return
+    subprocess.run([program / "paramsync-synth", folder / "data", "--train", "64", "--test", "16"], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    sidecar.stop()
+    port = free_port()
+    ranks = [subprocess.Popen(
+        [program / "paramsync-train", "--data_url", folder / "data", "--output_dir", folder / "out", "--width", "2",
+         "--resolution", "8", "--batch", "16", "--enable_gpu", "false", "--backend", "ref", "--epochs", "100000",
+         "--eval_every", "1000", "--sidecar", f"127.0.0.1:{sidecar.grpc_port}", "--run", "ranks",
+         "--init_method", f"tcp://127.0.0.1:{port}", "--world_size", "2", "--rank", str(rank)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        wait_for("the first checkpoint", lambda: (folder / "out" / "epoch_1.safetensors").exists() or ranks[0].poll() is not None)
+        sidecar.start()
+
+        def points_of_rank_1():
+            try:
+                return stored(sidecar, "ranks", 1, "loss")[0].total_points
+            except Exception:  # no such run yet
+                return 0
+
+        wait_for("points of rank 1", lambda: points_of_rank_1() > 0 or ranks[1].poll() is not None)
+        check("rank 1 is recorded", points_of_rank_1() > 0)
+    finally:
+        for rank in ranks:
+            rank.terminate()
+        errors = [rank.communicate()[1] for rank in ranks]
+    # Rank 1 may hear of rank 0's end before the signal reaches it.
+    check(f"both ranks end as told: {errors}", ranks[0].returncode == 143 and ranks[1].returncode in (143, 1))
+
+
 def never():
     d = Driver(free_port(), "never")
     d.quick("points 500")
@@ -180,5 +215,6 @@ with tempfile.TemporaryDirectory() as name:
         outage(sidecar, pathlib.Path(name))
         frozen(sidecar)
         late(sidecar)
+        late_for_ranks(sidecar, pathlib.Path(name))
     never()
 sys.exit(1 if failures else 0)
