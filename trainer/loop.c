@@ -9,6 +9,7 @@
 #include "trainer/dist/start.h"
 #include "trainer/progress.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -44,6 +45,7 @@ struct loop {
     double before_s; /* elapsed in earlier attempts */
     int saved_epoch; /* the last checkpoint */
     bool run_unknown;
+    bool output_lost; /* standard output takes no more, and this has been said */
     struct ps_loop_result *result;
 };
 
@@ -456,18 +458,29 @@ static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool e
     return code;
 }
 
+/* A reader that has gone away or a full disk does not end the training, but is not passed over in silence. */
+static void flush_results(struct loop *l)
+{
+    bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (failed && !l->output_lost)
+        ps_log_warning("the results cannot be written to standard output: %s; training goes on",
+                       strerror(errno));
+    l->output_lost = l->output_lost || failed;
+    clearerr(stdout);
+}
+
 static void print_train(struct loop *l, int epoch, const struct epoch_sums *sums)
 {
     ps_progress_clear(&l->progress);
     printf("train | epoch: %d | loss: %.4f\n", epoch, sums->loss / sums->count);
-    fflush(stdout);
+    flush_results(l);
 }
 
-static void print_evaluation(int epoch, const struct epoch_sums *sums)
+static void print_evaluation(struct loop *l, int epoch, const struct epoch_sums *sums)
 {
     printf("val | epoch: %d | loss: %.4f | accuracy: %.4f \n\n", epoch, sums->val_loss,
            sums->val_correct / sums->val_count);
-    fflush(stdout);
+    flush_results(l);
 }
 
 static int share_run(struct loop *l, struct ps_error *err)
@@ -515,7 +528,7 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
         return code;
     if (evaluated) {
         if (l->rank == 0)
-            print_evaluation(epoch, &sums);
+            print_evaluation(l, epoch, &sums);
         l->result->accuracy = sums.val_correct / sums.val_count;
         if (l->result->accuracy > l->result->best_accuracy) {
             l->result->best_accuracy = l->result->accuracy;

@@ -27,6 +27,8 @@ enum {
 };
 static const double leave_s = 30;  /* rank 0 waits for the others' goodbye: they may still be testing */
 static const double grace_s = 1.2; /* for the main thread to end after another rank's death */
+/* The same when all were told to stop: a rank that was a moment further ends its step, then its run. */
+static const double stop_grace_s = 10;
 /* For the reporter's last records. A sidecar that is not there is given up sooner; one on an overloaded
  * machine, or at the end of a slow line with a checkpoint on its way, is not. */
 static const double last_report_s = 60;
@@ -72,7 +74,7 @@ static void on_failure(void *context, const char *reason)
     struct timespec until;
     (void)context;
     clock_gettime(CLOCK_REALTIME, &until);
-    int64_t ns = until.tv_nsec + (int64_t)(grace_s * 1e9);
+    int64_t ns = until.tv_nsec + (int64_t)((stop_signal ? stop_grace_s : grace_s) * 1e9);
     until.tv_sec += ns / PS_NS_PER_S;
     until.tv_nsec = ns % PS_NS_PER_S;
     pthread_mutex_lock(&exit_gate.lock);
@@ -575,6 +577,7 @@ int main(int argc, char **argv)
         ps_log_warning(
             "you are training on custom random dataset, validation accuracy may range from 0.4 to 0.6.");
     signal(SIGPIPE, SIG_IGN); /* a reader of standard output that goes away does not end the training */
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of writing, as a full disk is */
 
     code = set_up(&job, &err);
     if (!code) {

@@ -186,6 +186,22 @@ def case_output():
     assert os.path.exists(path("p", "epoch_2.safetensors"))
 
 
+def case_no_room():
+    """Standard output that takes nothing is told of once; a checkpoint that finds no room ends the training, whole."""
+    data = synth()
+    with open("/dev/full", "w") as full:
+        process = subprocess.run([TRAIN, "--data_url", data, *TINY, "--epochs", "2"], stdout=full, stderr=subprocess.PIPE,
+                                 text=True, cwd=work, env=environment, timeout=LIMIT)
+    assert process.returncode == 0 and process.stderr.count("cannot be written to standard output") == 1, process.stderr
+    import resource
+    process = subprocess.run([TRAIN, "--data_url", data, *TINY, "--epochs", "2", "--output_dir", "small"],
+                             capture_output=True, text=True, cwd=work, env=environment, timeout=LIMIT,
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)))
+    assert process.returncode == 1, process.stderr
+    one_line(process.stderr.splitlines()[-1] + "\n", "cannot write", "epoch_1.state", "too large")
+    assert os.listdir(path("small")) == [], os.listdir(path("small"))
+
+
 def case_terminal():
     """On a terminal there is a progress bar, of at most 80 columns, and it is gone when the training is over."""
     import pty
