@@ -20,7 +20,7 @@ export function comparePage(params: URLSearchParams): Page {
   let ids = [...new Set((params.get("runs") ?? "").split(",").filter((id) => id && !SAMPLES.includes(id as never)))];
   let target = Number(params.get("target") ?? "0.8");
   if (!(target > 0 && target <= 1)) target = 0.8;
-  const samples = new Set((params.get("samples") ?? "").split(",").filter((s) => SAMPLES.includes(s as never)));
+  const samples = new Set(`${params.get("samples") ?? ""},${params.get("runs") ?? ""}`.split(",").filter((s) => SAMPLES.includes(s as never)));
   let abort = new AbortController();
   let comparison: Comparison | null = null;
   let runs = new Map<string, Run>();
