@@ -258,13 +258,13 @@ void ps_reducer_ready(void *reducer, int param)
 /* This rank cannot complete the step; the others would wait for it. */
 static int give_up(struct ps_reducer *r, struct ps_error *err)
 {
-    if (r->comm->world_size > 1)
-        r->comm->ops->abort(r->comm, r->step_error.message);
     pthread_mutex_lock(&r->lock);
-    if (!r->error.code)
+    if (!r->error.code) /* before the reduction under way fails of the abort and gives that for the reason */
         r->error = r->step_error;
     int code = ps_fail(err, r->error.code, "%s", r->error.message);
     pthread_mutex_unlock(&r->lock);
+    if (r->comm->world_size > 1)
+        r->comm->ops->abort(r->comm, r->step_error.message);
     return code;
 }
 
