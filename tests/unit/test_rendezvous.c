@@ -623,11 +623,12 @@ static void test_malformed_requests(void **state)
         assert_true(send(fd, frames.data, frames.size, MSG_NOSIGNAL) > 0);
         shutdown(fd, SHUT_WR);
         pthread_join(m.thread, NULL);
-        if (m.code != 0)
-            fail_msg("round %d: %s", round, m.err.message);
-        assert_non_null(strstr(m.alarm, "rank 1"));
         close(fd);
         ps_buf_done(&frames);
+        /* On a busy machine the end can be seen before rank 0's own join is over, and fails it then. */
+        const char *said = m.code ? m.err.message : m.alarm;
+        if (!strstr(said, "rank 1 (pid 4242 on byhand)"))
+            fail_msg("round %d: %s", round, said);
     }
 }
 
