@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/loop.h"
 
+#include "services/base/buf.h"
 #include "services/base/clock.h"
 #include "services/base/log.h"
 #include "trainer/data/loader.h"
 #include "trainer/data/sampler.h"
-#include "trainer/dist/reducer.h"
 #include "trainer/dist/start.h"
 #include "trainer/progress.h"
 
@@ -21,7 +21,7 @@
 static const float channel_mean[3] = {0.4914f, 0.4822f, 0.4465f},
                    channel_deviation[3] = {0.2470f, 0.2435f, 0.2616f};
 
-enum { MAX_PAIRS = 24, PAIR_TEXT = 128 };
+enum { MAX_PAIRS = 32, PAIR_TEXT = 128, MAX_RANKS = 4096, GRADIENT_PIECE = 1 << 16 };
 
 struct loop {
     const struct ps_loop_config *c;
@@ -36,6 +36,11 @@ struct loop {
     int64_t steps;       /* per epoch */
     int eval_batch;
     float *logits; /* [eval_batch, classes] */
+    double
+        *confusion; /* evaluation: [classes, classes] counts of label and prediction, then loss and count */
+    int *order_of_arrival; /* [param_count] */
+    float *buffers;        /* with skip_nan: the running statistics before the step */
+    float *piece;          /* with skip_nan: GRADIENT_PIECE floats */
     float scale[3], shift[3];
 
     int epoch;       /* the last finished one */
@@ -51,6 +56,7 @@ struct loop {
 
 struct epoch_sums {
     double loss, correct, count;
+    double seen; /* count and what was skipped */
     double train_s, eval_s;
     double val_loss, val_correct, val_count;
     double lr;
@@ -80,7 +86,7 @@ size_t ps_loop_batches(const struct ps_train_options *o, const struct ps_dataset
 }
 
 void ps_loop_score(const float *logits, const int32_t *labels, int count, int classes, double *loss_sum,
-                   int64_t *correct)
+                   double *confusion)
 {
     for (int i = 0; i < count; i++) {
         const float *row = logits + (size_t)i * (size_t)classes;
@@ -92,7 +98,7 @@ void ps_loop_score(const float *logits, const int32_t *labels, int count, int cl
         for (int k = 0; k < classes; k++)
             sum += exp((double)row[k] - row[best]);
         *loss_sum += log(sum) - ((double)row[labels[i]] - row[best]);
-        *correct += best == labels[i];
+        confusion[labels[i] * classes + best]++;
     }
 }
 
@@ -111,6 +117,11 @@ static int stopped(const struct loop *l, struct ps_error *err)
                        (int)*l->c->stop, l->epoch + 1, l->saved_epoch, l->o->output_dir);
     return ps_fail(err, PS_CANCELLED, "stopped by signal %d in epoch %d; there is no checkpoint yet",
                    (int)*l->c->stop, l->epoch + 1);
+}
+
+int ps_loop_gather(void *ranks, const void *mine, size_t bytes, void *all, struct ps_error *err)
+{
+    return ps_reducer_gather(((struct ps_loop_ranks *)ranks)->reducer, mine, bytes, all, err);
 }
 
 static int sum_over_ranks(struct loop *l, double *values, size_t count, struct ps_error *err)
@@ -150,10 +161,14 @@ static struct ps_optimizer_step optimizer_step(const struct loop *l, double lr)
  * on with other batches or ranks has made its steps in another number. */
 static double rate_at(const struct loop *l, int epoch, int64_t step)
 {
+    const double at = (double)(epoch - 1) + (double)step / (double)l->steps, warm = l->c->warmup_epochs,
+                 from = l->c->warmup_from;
+    const double warmth = at < warm ? from + (1 - from) * (at + 1.0 / (double)l->steps) / warm : 1;
     struct ps_schedule schedule = {.kind = l->o->schedule_kind,
                                    .peak = l->c->lr,
                                    .rise = l->o->schedule_kind == PS_SCHEDULE_COSINE ? 0.05 : 0.25};
-    return ps_schedule_rate(&schedule, (epoch - 1) * l->steps + step, l->steps * l->o->epochs);
+    return (warmth < 1 ? warmth : 1) *
+           ps_schedule_rate(&schedule, (epoch - 1) * l->steps + step, l->steps * l->o->epochs);
 }
 
 static int not_a_number(const struct loop *l, int epoch, int64_t step, const char *what, double value,
@@ -166,6 +181,47 @@ static int not_a_number(const struct loop *l, int epoch, int64_t step, const cha
                    what, value, (long long)step, epoch, l->rank, last, l->o->output_dir);
 }
 
+/* With --on_nan skip: whether some rank's loss or the average gradient is no number. The same on all ranks: a
+ * gradient that is none on one makes the sum none on all, but a loss may be infinite where its gradient is
+ * not. ret_rank: the first rank whose loss it was, or -1. */
+static int find_nan(struct loop *l, bool mine, bool *ret_found, int *ret_rank, struct ps_error *err)
+{
+    const struct ps_loop_config *c = l->c;
+    unsigned char bad[MAX_RANKS] = {0}, own = mine;
+    int code = c->comm->ops->all_gather(c->comm, &own, 1, bad, err);
+    *ret_rank = -1;
+    for (int r = l->world; r-- > 0;)
+        if (bad[r])
+            *ret_rank = r;
+    *ret_found = *ret_rank >= 0;
+    for (size_t at = 0; at < c->model->param_elements && !*ret_found && !code; at += GRADIENT_PIECE) {
+        size_t n = c->model->param_elements - at;
+        n = n < GRADIENT_PIECE ? n : GRADIENT_PIECE;
+        code = c->ops->read(c->backend, PS_STATE_GRADS, at, n, l->piece, err);
+        for (size_t i = 0; i < n && !code; i++)
+            *ret_found = *ret_found || !isfinite(l->piece[i]);
+    }
+    return code;
+}
+
+/* The step is left out: nothing of it stays in the weights, the moments or the running statistics. */
+static int skip_step(struct loop *l, int epoch, int rank, double loss, struct ps_error *err)
+{
+    char what[64] = "a gradient is no number";
+    if (rank >= 0)
+        snprintf(what, sizeof what, "the loss is no number on rank %d", rank);
+    if (rank == l->rank)
+        snprintf(what, sizeof what, "the loss is %f on rank %d", loss, rank);
+    l->result->skipped++;
+    if (rank == l->rank || l->rank == 0)
+        ps_log_warning("%s in the step after step %lld (epoch %d): the step is skipped, %lld so far", what,
+                       (long long)l->step, epoch, (long long)l->result->skipped);
+    if (l->rank == 0)
+        ps_report_point(l->c->report, "skipped_steps", l->step, (double)l->result->skipped, elapsed(l));
+    return l->c->ops->write(l->c->backend, PS_STATE_BUFFERS, 0, l->c->model->buffer_elements, l->buffers,
+                            err);
+}
+
 /* One optimizer step: `batches` batches, of which the last one's backward overlaps with the reduction. */
 static int train_step(struct loop *l, int epoch, int64_t number, int resolution, size_t batches,
                       size_t samples, struct epoch_sums *sums, struct ps_error *err)
@@ -174,8 +230,14 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
     const struct ps_loss_config loss = {.label_smoothing = (float)l->o->label_smoothing,
                                         .grad_scale =
                                             1.0f / (float)samples}; /* the mean over this rank's samples */
-    double input_wait = 0, loss_sum = 0, begin = ps_monotonic_s();
+    const enum ps_mode mode = l->o->freeze_bn ? PS_TRAIN_FROZEN_BN : PS_TRAIN;
+    double input_wait = 0, loss_sum = 0, correct = 0, count = 0, begin = ps_monotonic_s();
     struct ps_reducer_times times = {0};
+    if (l->o->skip_nan) {
+        int code = c->ops->read(c->backend, PS_STATE_BUFFERS, 0, c->model->buffer_elements, l->buffers, err);
+        if (code)
+            return code;
+    }
     for (size_t k = 0; k < batches; k++) {
         struct ps_loaded loaded;
         double waiting = ps_monotonic_s();
@@ -183,18 +245,18 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
             return ps_fail(err, PS_INTERNAL, "the loader ended in the middle of epoch %d", epoch);
         input_wait += ps_monotonic_s() - waiting;
         struct ps_batch batch = batch_of(l, &loaded, resolution);
-        int code = c->ops->forward(c->backend, &batch, PS_TRAIN, &loss, err);
+        int code = c->ops->forward(c->backend, &batch, mode, &loss, err);
         struct ps_metrics metrics;
         if (!code)
             code = c->ops->metrics(c->backend, &metrics, err);
         if (code)
             return code;
         l->trained++;
-        if (!isfinite(metrics.loss_sum))
+        if (!isfinite(metrics.loss_sum) && !l->o->skip_nan)
             return not_a_number(l, epoch, l->step + 1, "the loss", metrics.loss_sum, err);
         loss_sum += metrics.loss_sum;
-        sums->correct += (double)metrics.correct;
-        sums->count += (double)metrics.count;
+        correct += (double)metrics.correct;
+        count += (double)metrics.count;
         bool last = k + 1 == batches;
         if (last) /* every rank has as many samples: the sampler fills up */
             ps_reducer_begin(l->reducer, 1.0 / l->world);
@@ -209,7 +271,18 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
         if (code)
             return code;
     }
+    sums->seen += count;
+    if (l->o->skip_nan) {
+        bool found;
+        int bad_rank, code = find_nan(l, !isfinite(loss_sum), &found, &bad_rank, err);
+        if (!code && found)
+            code = skip_step(l, epoch, bad_rank, loss_sum, err);
+        if (code || found)
+            return code;
+    }
     sums->loss += loss_sum;
+    sums->correct += correct;
+    sums->count += count;
     double lr = rate_at(l, epoch, number);
     struct ps_optimizer_step step = optimizer_step(l, lr);
     int code = c->ops->update(c->backend, &step, err);
@@ -273,18 +346,25 @@ static int train_epoch(struct loop *l, int epoch, struct epoch_sums *sums, struc
                                               .step = s + 1,
                                               .steps = l->steps,
                                               .samples_per_s =
-                                                  sums->count * l->world / (spent > 0 ? spent : 1),
+                                                  sums->seen * l->world / (spent > 0 ? spent : 1),
                                               .left_s = time_left(l, epoch, s + 1, spent)};
             ps_progress_draw(&l->progress, &state, ps_monotonic_ns());
         }
     }
     sums->train_s = ps_monotonic_s() - begin;
-    double values[3] = {sums->loss, sums->correct, sums->count};
+    double values[4] = {sums->loss, sums->correct, sums->count, sums->seen};
     if (!code)
-        code = sum_over_ranks(l, values, 3, err);
+        code = sum_over_ranks(l, values, 4, err);
     sums->loss = values[0];
     sums->correct = values[1];
     sums->count = values[2];
+    sums->seen = values[3];
+    if (!code && sums->count == 0) /* the same on all ranks */
+        code =
+            ps_fail(err, PS_ABORTED,
+                    "every step of epoch %d was skipped for a loss or gradient that is no number: training "
+                    "stops; a lower --lr may help",
+                    epoch);
     return code;
 }
 
@@ -295,9 +375,10 @@ static int evaluate(struct loop *l, int epoch, struct epoch_sums *sums, struct p
     const struct ps_loop_config *c = l->c;
     const int resolution = ps_resolution_at(&l->o->resolutions, epoch), classes = c->model->classes;
     const struct ps_loss_config loss = {.grad_scale = 1};
-    double loss_sum = 0, begin = ps_monotonic_s();
-    int64_t correct = 0, count = 0;
+    const size_t cells = (size_t)classes * (size_t)classes;
+    double begin = ps_monotonic_s(), *loss_sum = &l->confusion[cells], *count = &l->confusion[cells + 1];
     size_t mine = 0;
+    memset(l->confusion, 0, (cells + 2) * sizeof *l->confusion);
     for (size_t i = (size_t)l->rank; i < c->data->test.count; i += (size_t)l->world)
         l->order[mine++] = (uint32_t)i;
     const struct ps_loader_pass pass = {.split = &c->data->test,
@@ -317,21 +398,21 @@ static int evaluate(struct loop *l, int epoch, struct epoch_sums *sums, struct p
         if (!code)
             code = c->ops->read_value(c->backend, c->model->output, false, l->logits, err);
         if (!code)
-            ps_loop_score(l->logits, loaded.labels, loaded.count, classes, &loss_sum, &correct);
-        count += loaded.count;
+            ps_loop_score(l->logits, loaded.labels, loaded.count, classes, loss_sum, l->confusion);
+        *count += loaded.count;
     }
     struct ps_metrics unused;
     if (!code)
         code = c->ops->metrics(c->backend, &unused, err);
-    double values[3] = {loss_sum, (double)correct, (double)count};
     if (!code)
-        code = sum_over_ranks(l, values, 3, err);
-    if (!code && values[2] != (double)c->data->test.count)
-        code =
-            ps_fail(err, PS_INTERNAL, "%.0f of %zu test images were counted", values[2], c->data->test.count);
-    sums->val_loss = values[0] / values[2];
-    sums->val_correct = values[1];
-    sums->val_count = values[2];
+        code = sum_over_ranks(l, l->confusion, cells + 2, err);
+    if (!code && *count != (double)c->data->test.count)
+        code = ps_fail(err, PS_INTERNAL, "%.0f of %zu test images were counted", *count, c->data->test.count);
+    sums->val_loss = *loss_sum / *count;
+    sums->val_count = *count;
+    sums->val_correct = 0;
+    for (int k = 0; k < classes; k++)
+        sums->val_correct += l->confusion[(size_t)k * (size_t)classes + (size_t)k];
     sums->eval_s = ps_monotonic_s() - begin;
     return code;
 }
@@ -400,6 +481,9 @@ static void put_settings(const struct loop *l, struct settings *s)
     put_setting(s, "augment", "%s", o->augment);
     put_setting(s, "normalize", "%s", o->normalize ? "true" : "false");
     put_setting(s, "resolution", "%s", o->resolution);
+    put_setting(s, "bn", "%s", o->sync_bn ? "synchronised" : o->freeze_bn ? "frozen" : "local");
+    if (l->c->warmup_epochs > 0)
+        put_setting(s, "warmup_epochs", "%.17g", l->c->warmup_epochs);
     put_setting(s, "precision", "%s", o->precision);
     put_setting(s, "world_size", "%d", l->world);
     put_setting(s, "threads", "%d", l->c->threads);
@@ -417,6 +501,34 @@ static int check_finite(const struct loop *l, int epoch, const char *what, const
     return 0;
 }
 
+/* The buckets' order as text, "61 60 59 ..."; NULL if there is none (or no memory: it only matters to the
+ * bits of a resumed training's first step). */
+static char *order_text(struct loop *l)
+{
+    struct ps_buf text = PS_BUF_INIT(1 << 16);
+    if (!ps_reducer_order(l->reducer, l->order_of_arrival))
+        return NULL;
+    for (int i = 0; i < l->c->model->param_count; i++)
+        ps_buf_printf(&text, i ? " %d" : "%d", l->order_of_arrival[i]);
+    return ps_buf_take(&text, NULL);
+}
+
+/* Into order_of_arrival; false if the checkpoint has none for this model. */
+static bool read_order(struct loop *l, const struct ps_checkpoint *checkpoint)
+{
+    const char *text = ps_checkpoint_pair(checkpoint, "bucket_order");
+    int n = 0;
+    while (text && *text && n < l->c->model->param_count) {
+        char *end;
+        long value = strtol(text, &end, 10);
+        if (end == text || value < 0 || value >= l->c->model->param_count)
+            return false;
+        l->order_of_arrival[n++] = (int)value;
+        text = end;
+    }
+    return n == l->c->model->param_count && !*text;
+}
+
 static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool evaluated,
                 struct ps_error *err)
 {
@@ -427,6 +539,9 @@ static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool e
     put_setting(&settings, "elapsed_s", "%.3f", l->before_s + elapsed(l));
     put_setting(&settings, "best_accuracy", "%.17g", l->result->best_accuracy);
     put_setting(&settings, "best_epoch", "%d", l->result->best_epoch);
+    char *order = order_text(l);
+    if (order)
+        settings.pairs[settings.count++] = (struct ps_tensor_pair){"bucket_order", order};
     struct ps_checkpoint c = {.epoch = epoch,
                               .step = l->step,
                               .batches = l->trained,
@@ -450,6 +565,7 @@ static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool e
         ps_report_checkpoint(l->c->report, path,
                              l->o->formats & PS_CHECKPOINT_SAFETENSORS ? "safetensors" : "pth", epoch,
                              l->step, evaluated ? sums->val_correct / sums->val_count : 0, evaluated);
+    free(order);
     free(path);
     free(c.params);
     free(c.buffers);
@@ -542,19 +658,23 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
                                          .val_loss = sums.val_loss,
                                          .accuracy = evaluated ? sums.val_correct / sums.val_count : 0,
                                          .lr = sums.lr,
-                                         .samples_per_s = sums.count / sums.train_s,
+                                         .samples_per_s = sums.seen / sums.train_s,
                                          .elapsed_s = elapsed(l),
                                          .train_s = sums.train_s,
                                          .eval_s = sums.eval_s,
                                          .correct = (int64_t)sums.val_correct,
                                          .counted = (int64_t)sums.val_count,
                                          .no_eval = !evaluated};
+        if (evaluated) {
+            report.confusion = l->confusion;
+            report.classes = l->c->model->classes;
+        }
         ps_report_epoch(l->c->report, &report);
         code = save(l, epoch, &sums, evaluated, err);
         if (code)
             return code;
         ps_log_notice("epoch %d of %lld: %.1f img/s at %d pixels, training %.1f s, test %.1f s", epoch,
-                      (long long)l->o->epochs, sums.count / sums.train_s,
+                      (long long)l->o->epochs, sums.seen / sums.train_s,
                       ps_resolution_at(&l->o->resolutions, epoch), sums.train_s, sums.eval_s);
     }
     l->saved_epoch = epoch;
@@ -600,6 +720,7 @@ int ps_loop_check_resume(const struct ps_train_options *o, const struct ps_check
 
 struct start_facts {                       /* from rank 0 */
     int64_t epoch, step, trained, moments; /* moments: 0, 1 or 2 vectors */
+    int64_t ordered;                       /* the buckets' order follows */
     double before_s;
 };
 
@@ -641,7 +762,8 @@ static int put_start(struct loop *l, struct start_facts *facts, struct ps_error 
                                   .moments = r->moment_2   ? 2
                                              : r->moment_1 ? 1
                                                            : 0,
-                                  .before_s = before ? strtod(before, NULL) : 0};
+                                  .before_s = before ? strtod(before, NULL) : 0,
+                                  .ordered = read_order(l, r)};
     if (!r->weights_only)
         compare_settings(l, r);
     const char *best = ps_checkpoint_pair(r, "best_accuracy"),
@@ -669,7 +791,21 @@ static int start(struct loop *l, struct ps_error *err)
             code = ps_broadcast_state(c->comm, c->ops, c->backend, c->model, PS_STATE_MOMENT_1, 0, err);
         if (!code && facts.moments > 1)
             code = ps_broadcast_state(c->comm, c->ops, c->backend, c->model, PS_STATE_MOMENT_2, 0, err);
+        if (!code && facts.ordered)
+            code =
+                c->comm->ops->broadcast(c->comm, l->order_of_arrival,
+                                        (size_t)c->model->param_count * sizeof *l->order_of_arrival, 0, err);
     }
+    if (code)
+        return code;
+    const struct ps_reducer_config reducer = {.ops = c->ops,
+                                              .backend = c->backend,
+                                              .model = c->model,
+                                              .comm = c->comm,
+                                              .order = facts.ordered ? l->order_of_arrival : NULL};
+    code = ps_reducer_create(&reducer, &l->reducer, err);
+    if (c->ranks)
+        c->ranks->reducer = l->reducer;
     l->epoch = l->saved_epoch = (int)facts.epoch;
     l->step = facts.step;
     l->trained = facts.trained;
@@ -701,17 +837,18 @@ int ps_loop_run(const struct ps_loop_config *config, struct ps_loop_result *resu
     l.eval_batch = ps_loop_eval_batch(o, data, l.world);
     const size_t largest = l.rank_samples > data->test.count ? l.rank_samples : data->test.count;
     l.order = malloc((largest + 1) * sizeof *l.order);
-    l.logits = malloc((size_t)l.eval_batch * (size_t)config->model->classes * sizeof *l.logits);
-    int code = l.order && l.logits
-                   ? 0
-                   : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for the order of samples");
+    const size_t classes = (size_t)config->model->classes;
+    l.logits = malloc((size_t)l.eval_batch * classes * sizeof *l.logits);
+    l.confusion = calloc(classes * classes + 2, sizeof *l.confusion);
+    l.order_of_arrival = calloc((size_t)config->model->param_count + 1, sizeof *l.order_of_arrival);
+    l.buffers = o->skip_nan ? malloc((config->model->buffer_elements + 1) * sizeof *l.buffers) : NULL;
+    l.piece = o->skip_nan ? malloc(GRADIENT_PIECE * sizeof *l.piece) : NULL;
+    bool room =
+        l.order && l.logits && l.confusion && l.order_of_arrival && (!o->skip_nan || (l.buffers && l.piece));
+    int code = room ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for the order of samples");
     if (!code)
         code =
             ps_loader_create(l.eval_batch > o->batch ? l.eval_batch : (int)o->batch, floats, &l.loader, err);
-    const struct ps_reducer_config reducer = {
-        .ops = config->ops, .backend = config->backend, .model = config->model, .comm = config->comm};
-    if (!code)
-        code = ps_reducer_create(&reducer, &l.reducer, err);
     if (!code)
         code = start(&l, err);
     if (!code && l.rank == 0 && l.epoch)
@@ -723,9 +860,15 @@ int ps_loop_run(const struct ps_loop_config *config, struct ps_loop_result *resu
         code = run_epoch(&l, epoch, err);
     ps_progress_clear(&l.progress);
     result->elapsed_s = elapsed(&l);
+    if (config->ranks)
+        config->ranks->reducer = NULL;
     ps_reducer_free(l.reducer);
     ps_loader_free(l.loader);
     free(l.order);
     free(l.logits);
+    free(l.confusion);
+    free(l.order_of_arrival);
+    free(l.buffers);
+    free(l.piece);
     return code;
 }

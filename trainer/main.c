@@ -5,6 +5,7 @@
 #include "services/base/fs.h"
 #include "services/base/log.h"
 #include "trainer/dist/gloo.h"
+#include "trainer/dist/local.h"
 #include "trainer/dist/rendezvous.h"
 #include "trainer/dist/start.h"
 #include "trainer/loop.h"
@@ -105,8 +106,10 @@ struct job {
     enum ps_precision precision;
     char device[128];
     int devices; /* cards on this node, 1 for CPUs */
-    int threads, local_rank;
-    double lr;
+    int threads, local_rank, replicas;
+    double lr, warmup_epochs;
+    struct ps_loop_ranks ranks; /* with --sync_bn */
+    struct ps_bn_sync bn_sync;
     bool bad_input; /* the failure is a flag's or a file's: exit 2 */
     char values[CONFIG_PAIRS][VALUE_SIZE], names[CONFIG_PAIRS][64];
     struct ps_report_pair pairs[CONFIG_PAIRS];
@@ -158,6 +161,41 @@ static int join(struct job *job, struct ps_error *err)
     job->threads = o->threads_given ? (int)o->threads : cores() / local_size;
     if (job->threads < 1)
         job->threads = 1;
+    return 0;
+}
+
+/* --mode dp: the replicas take the ranks' place. --batch is what all of them train on together, as in
+ * PyTorch's DataParallel. */
+static int choose_replicas(struct job *job, struct ps_error *err)
+{
+    struct ps_train_options *o = &job->options;
+    job->replicas = 1;
+    if (!o->data_parallel)
+        return 0;
+    if (job->launch.world_size > 1)
+        return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT,
+                                        "--mode dp trains in one process, and there are %d (%s): use --mode "
+                                        "ddp, or start one",
+                                        job->launch.world_size, job->launch.source));
+    const bool cpu = job->devices <= 1;
+    int most = job->devices;
+    if (cpu) {
+        most = o->threads_given ? cores() / (int)o->threads : cores();
+        most = o->batch < most ? (int)o->batch : most < 1 ? 1 : most;
+    }
+    job->replicas = o->replicas_given ? (int)o->replicas : most;
+    if (!cpu && job->replicas > job->devices)
+        return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT, "--replicas %d: there are %d GPUs",
+                                        job->replicas, job->devices));
+    if (o->batch % job->replicas)
+        return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT,
+                                        "--batch %lld cannot be shared evenly among %d replicas: choose a "
+                                        "multiple, or another --replicas",
+                                        (long long)o->batch, job->replicas));
+    o->batch /= job->replicas;
+    job->launch.world_size = job->replicas;
+    if (!o->threads_given && cpu)
+        job->threads = cores() / job->replicas > 0 ? cores() / job->replicas : 1;
     return 0;
 }
 
@@ -229,8 +267,12 @@ static int load_data(struct job *job, struct ps_error *err)
                               : ps_dataset_load(o->data_url, &job->data, err);
     if (!code)
         code = ps_dataset_limit(job->data, (size_t)o->train_images, (size_t)o->test_images, err);
-    if (code)
-        return blame_input(job, code);
+    return blame_input(job, code);
+}
+
+static int check_batches(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
     if (ps_loop_batches(o, job->data, job->launch.world_size) == 0)
         return blame_input(
             job, ps_fail(err, PS_INVALID_ARGUMENT,
@@ -243,11 +285,9 @@ static int load_data(struct job *job, struct ps_error *err)
 static int make_backend(struct job *job, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
-    int code =
-        blame_input(job, ps_model_create(o->model, (int)o->width, job->data->classes, &job->model, err));
-    if (code)
-        return code;
+    job->bn_sync = (struct ps_bn_sync){job->launch.world_size, ps_loop_gather, &job->ranks};
     const struct ps_backend_config config = {
+        .bn_sync = o->sync_bn && job->launch.world_size > 1 ? &job->bn_sync : NULL,
         .model = job->model,
         .precision = job->precision,
         .threads = job->threads,
@@ -378,6 +418,12 @@ static void describe(struct job *job)
                   job->threads, job->threads == 1 ? "" : "s");
     ps_log_notice("data: %s, %zu training and %zu test images, hash %s", data->name, data->train.count,
                   data->test.count, data->hash);
+    if (o->data_parallel)
+        ps_log_notice("--mode dp: %d replica%s in this process, %lld images each of a batch", job->replicas,
+                      job->replicas == 1 ? "" : "s", (long long)o->batch);
+    if (job->warmup_epochs > 0)
+        ps_log_notice("the learning rate rises to its value over the first %g epochs (--warmup_epochs)",
+                      job->warmup_epochs);
     ps_log_notice("%s, width %d: %zu parameters; %s, %s schedule, learning rate %.6g (%.6g x %g, --lr_scale "
                   "%s); global "
                   "batch %lld (%lld x %d rank%s x %lld), %zu batches a rank and epoch",
@@ -391,10 +437,10 @@ static void describe(struct job *job)
 static int check_agreement(struct job *job, struct ps_error *err)
 {
     static const char *const names[] = {
-        "epochs",          "batch",    "accumulate",   "lr",          "lr-scale",
-        "optimizer",       "momentum", "weight-decay", "schedule",    "drop-last",
-        "label-smoothing", "seed",     "augment",      "normalize",   "resolution",
-        "eval-every",      "recipe",   "custom-data",  "ckpt-format",
+        "sync-bn",    "freeze-bn",  "on-nan",          "warmup-epochs", "epochs",      "batch",
+        "accumulate", "lr",         "lr-scale",        "optimizer",     "momentum",    "weight-decay",
+        "schedule",   "drop-last",  "label-smoothing", "seed",          "augment",     "normalize",
+        "resolution", "eval-every", "recipe",          "custom-data",   "ckpt-format",
     };
     enum { COUNT = sizeof names / sizeof *names };
     struct ps_start_pair pairs[COUNT + 3];
@@ -462,6 +508,7 @@ static int open_report(struct job *job, struct ps_error *err)
     return code;
 }
 
+/* What all ranks of this process share. */
 static int set_up(struct job *job, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
@@ -469,26 +516,68 @@ static int set_up(struct job *job, struct ps_error *err)
     take_signals();
     if (!code)
         code = load_data(job, err);
+    if (!code && !o->data_parallel) /* told before anything is said about backends */
+        code = check_batches(job, err);
     if (!code)
         code = choose_backend(job, err);
     if (!code)
+        code = choose_replicas(job, err);
+    if (!code && o->data_parallel)
+        code = check_batches(job, err);
+    if (!code)
         code = choose_precision(job, err);
     if (!code)
-        code = make_backend(job, err);
-    if (code)
-        return code;
+        code =
+            blame_input(job, ps_model_create(o->model, (int)o->width, job->data->classes, &job->model, err));
+    return code;
+}
+
+/* What each rank has of its own. job->comm is there with replicas. */
+static int set_up_rank(struct job *job, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
     const struct ps_gloo_options gloo = {.interface = o->interface, .collective_s = o->collective_timeout};
-    code = ps_comm_open(job->rendezvous, job->launch.rank, job->launch.world_size, &gloo, &job->comm, err);
+    int code = make_backend(job, err);
+    if (!code && !job->comm)
+        code =
+            ps_comm_open(job->rendezvous, job->launch.rank, job->launch.world_size, &gloo, &job->comm, err);
     if (!code)
         code = check_agreement(job, err);
     if (!code && job->launch.rank == 0)
         code = find_resume(job, err);
-    job->lr = o->lr * ps_train_lr_factor(o, job->devices, job->launch.world_size);
+    const double factor = ps_train_lr_factor(o, job->devices, job->launch.world_size);
+    job->lr = o->lr * factor;
+    job->warmup_epochs = ps_train_warmup(o, factor);
     if (!code) {
         describe(job);
         code = open_report(job, err);
     }
     return code;
+}
+
+static int train_rank(struct job *job, double start_s, struct ps_loop_result *result, struct ps_error *err)
+{
+    int code = set_up_rank(job, err);
+    if (code)
+        return code;
+    const struct ps_loop_config config = {.options = &job->options,
+                                          .data = job->data,
+                                          .model = job->model,
+                                          .ops = job->ops,
+                                          .backend = job->backend,
+                                          .comm = job->comm,
+                                          .report = job->report,
+                                          .run_unknown = job->run_unknown,
+                                          .resume = job->resume,
+                                          .lr = job->lr,
+                                          .warmup_epochs = job->warmup_epochs,
+                                          .warmup_from =
+                                              job->lr > job->options.lr ? job->options.lr / job->lr : 0,
+                                          .ranks = &job->ranks,
+                                          .threads = job->threads,
+                                          .start_s = start_s,
+                                          .stop = &stop_signal};
+    return ps_loop_run(&config, result, err);
 }
 
 static void tear_down(struct job *job, int code, const char *reason)
@@ -510,8 +599,90 @@ static void tear_down(struct job *job, int code, const char *reason)
     if (job->backend)
         job->ops->destroy(job->backend);
     ps_checkpoint_free(job->resume);
-    ps_model_free(job->model);
-    ps_dataset_free(job->data);
+}
+
+/* ---- replicas: ranks 1 and up of --mode dp, each on a thread of its own ---- */
+
+struct replica {
+    struct job job;
+    pthread_t thread;
+    bool runs;
+    double start_s;
+    int code;
+    struct ps_error err;
+};
+
+/* Told to the other replicas, who would wait for this one. */
+static void fail_replicas(struct job *job, int code, const struct ps_error *err)
+{
+    char reason[sizeof err->message + 32];
+    if (!code || job->replicas == 1 || !job->comm)
+        return;
+    snprintf(reason, sizeof reason, "replica %d: %s", job->launch.rank, err->message);
+    job->comm->ops->abort(job->comm, reason);
+}
+
+static void *run_replica(void *context)
+{
+    struct replica *r = context;
+    struct ps_loop_result result;
+    r->code = train_rank(&r->job, r->start_s, &result, &r->err);
+    fail_replicas(&r->job, r->code, &r->err);
+    return NULL;
+}
+
+static int start_replicas(struct job *job, double start_s, struct replica **ret, struct ps_error *err)
+{
+    struct ps_comm *comms[256];
+    struct replica *all = calloc((size_t)job->replicas, sizeof *all);
+    if (!all)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for %d replicas", job->replicas);
+    int code = ps_comm_local(job->replicas, job->options.collective_timeout, comms, err);
+    if (code) {
+        free(all);
+        return code;
+    }
+    job->comm = comms[0];
+    *ret = all;
+    for (int i = 1; i < job->replicas; i++) {
+        all[i].job = *job;
+        all[i].job.comm = comms[i];
+        all[i].job.launch.rank = all[i].job.local_rank = i;
+        all[i].start_s = start_s;
+    }
+    for (int i = 1; i < job->replicas && !code; i++) {
+        sigset_t signals, before; /* the main thread takes them */
+        sigfillset(&signals);
+        pthread_sigmask(SIG_SETMASK, &signals, &before);
+        int rc = pthread_create(&all[i].thread, NULL, run_replica, &all[i]);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        all[i].runs = rc == 0;
+        if (rc)
+            code = ps_fail_errno(err, rc, "cannot start replica %d's thread", i);
+    }
+    if (code)
+        fail_replicas(job, code, err);
+    return code;
+}
+
+/* Waits for them. A replica's own failure is told where the main thread only knows that another failed. */
+static void end_replicas(struct job *job, struct replica *all, int code)
+{
+    for (int i = 1; i < job->replicas && all; i++) {
+        struct replica *r = &all[i];
+        if (r->runs)
+            pthread_join(r->thread, NULL);
+        if (code)
+            ps_report_close(r->job.report, code == PS_CANCELLED ? "killed" : "failed", r->err.message,
+                            hasty_report_s);
+        else
+            ps_report_close(r->job.report, "finished", "", last_report_s);
+        if (r->job.comm)
+            r->job.comm->ops->destroy(r->job.comm);
+        if (r->job.backend)
+            r->job.ops->destroy(r->job.backend);
+    }
+    free(all);
 }
 
 static void summarize(const struct job *job, const struct ps_loop_result *result)
@@ -579,35 +750,29 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN); /* a reader of standard output that goes away does not end the training */
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of writing, as a full disk is */
 
+    struct replica *replicas = NULL;
     code = set_up(&job, &err);
+    if (!code && job.replicas > 1)
+        code = start_replicas(&job, start_s, &replicas, &err);
     if (!code) {
-        const struct ps_loop_config config = {.options = &job.options,
-                                              .data = job.data,
-                                              .model = job.model,
-                                              .ops = job.ops,
-                                              .backend = job.backend,
-                                              .comm = job.comm,
-                                              .report = job.report,
-                                              .run_unknown = job.run_unknown,
-                                              .resume = job.resume,
-                                              .lr = job.lr,
-                                              .threads = job.threads,
-                                              .start_s = start_s,
-                                              .stop = &stop_signal};
-        code = ps_loop_run(&config, &result, &err);
-        if (!code)
-            summarize(&job, &result);
+        code = train_rank(&job, start_s, &result, &err);
+        fail_replicas(&job, code, &err);
     }
+    end_replicas(&job, replicas, code);
+    if (!code)
+        summarize(&job, &result);
     if (code && stop_signal && code != PS_CANCELLED) {
         /* the other ranks got the signal too and were faster */
         code = ps_fail(&err, PS_CANCELLED, "stopped by signal %d", (int)stop_signal);
     }
-    if (code && job.launch.world_size > 1)
+    if (code && job.launch.world_size > 1 && !job.options.data_parallel)
         fprintf(stderr, "paramsync-train: rank %d: %s\n", job.launch.rank, err.message);
     else if (code)
         fprintf(stderr, "paramsync-train: %s\n", err.message);
     bool bad_input = job.bad_input;
     tear_down(&job, code, err.message);
+    ps_model_free(job.model);
+    ps_dataset_free(job.data);
     if (code == PS_CANCELLED)
         return 128 + (int)stop_signal;
     return code == 0 ? 0 : bad_input ? EXIT_USAGE : 1;

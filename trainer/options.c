@@ -89,6 +89,14 @@ static const struct ps_option rows[] = {
      .choices = "node|none|linear|sqrt",
      .help = "times the cards on this node, nothing, the number of batches in a global batch or its root; by "
              "recipe"},
+    {.name = "warmup-epochs",
+     .type = PS_TYPE_DOUBLE,
+     .offset = FIELD(warmup_epochs),
+     .value = "E",
+     .min = 0,
+     .max = 1000000,
+     .help = "raise the rate to its scaled value over E epochs; default: 5 (at most a quarter of all) where "
+             "linear or sqrt raises a constant rate, else 0"},
     {.name = "batch",
      .type = PS_TYPE_INT,
      .offset = FIELD(batch),
@@ -96,7 +104,7 @@ static const struct ps_option rows[] = {
      .fallback = "128",
      .min = 1,
      .max = 65536,
-     .help = "images per card and step; fast: 256"},
+     .help = "images per card and step, with --mode dp of all replicas together; fast: 256"},
     {.name = "accumulate",
      .type = PS_TYPE_INT,
      .offset = FIELD(accumulate),
@@ -146,6 +154,16 @@ static const struct ps_option rows[] = {
      .offset = FIELD(drop_last),
      .fallback = "true",
      .help = "leave a short last batch out; else it weighs what it holds"},
+    {.name = "sync-bn",
+     .type = PS_TYPE_BOOL,
+     .offset = FIELD(sync_bn),
+     .fallback = "false",
+     .help = "BatchNorm by the statistics of all ranks' images, not each rank's own"},
+    {.name = "freeze-bn",
+     .type = PS_TYPE_BOOL,
+     .offset = FIELD(freeze_bn),
+     .fallback = "false",
+     .help = "BatchNorm by the running statistics, which stay as they are"},
     {.name = "seed",
      .type = PS_TYPE_INT,
      .offset = FIELD(seed),
@@ -166,8 +184,8 @@ static const struct ps_option rows[] = {
      .type = PS_TYPE_CHOICE,
      .offset = FIELD(on_nan),
      .fallback = "stop",
-     .choices = "stop",
-     .help = "what to do when the loss is no number"},
+     .choices = "stop|skip",
+     .help = "when a loss or gradient is no number: stop, or leave this step out on all ranks and count it"},
 
     {.name = "model",
      .type = PS_TYPE_CHOICE,
@@ -242,8 +260,15 @@ static const struct ps_option rows[] = {
      .type = PS_TYPE_CHOICE,
      .offset = FIELD(mode),
      .fallback = "ddp",
-     .choices = "ddp",
-     .help = "how the processes share the work"},
+     .choices = "ddp|dp",
+     .help = "ddp: one process per card; dp: one process, one replica per card or group of cores"},
+    {.name = "replicas",
+     .type = PS_TYPE_INT,
+     .offset = FIELD(replicas),
+     .value = "N",
+     .min = 1,
+     .max = 256,
+     .help = "of --mode dp; default: the GPUs, or on CPUs the cores / --threads"},
     {.name = "interface",
      .type = PS_TYPE_STRING,
      .offset = FIELD(interface),
@@ -431,6 +456,17 @@ static int check(struct ps_train_options *o, struct ps_error *err)
     o->rank_given = given(o, "rank");
     o->world_size_given = given(o, "world-size");
     o->threads_given = given(o, "threads");
+    o->replicas_given = given(o, "replicas");
+    o->data_parallel = strcmp(o->mode, "dp") == 0;
+    o->skip_nan = strcmp(o->on_nan, "skip") == 0;
+    if (!given(o, "warmup-epochs"))
+        o->warmup_epochs = -1;
+    if (o->replicas_given && !o->data_parallel)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--replicas goes with --mode dp");
+    if (o->sync_bn && o->freeze_bn)
+        return ps_fail(err, PS_INVALID_ARGUMENT,
+                       "--sync_bn and --freeze_bn exclude each other: frozen statistics are the same on all "
+                       "ranks as they are");
     return 0;
 }
 
@@ -453,6 +489,15 @@ int ps_train_options_parse(int argc, char **argv, struct ps_train_options *ret,
     if (!code)
         code = apply_recipe(&table, o, err);
     return code ? code : check(o, err);
+}
+
+double ps_train_warmup(const struct ps_train_options *o, double factor)
+{
+    if (o->warmup_epochs >= 0)
+        return o->warmup_epochs;
+    bool raised = strcmp(o->lr_scale, "linear") == 0 || strcmp(o->lr_scale, "sqrt") == 0;
+    double quarter = (double)o->epochs / 4;
+    return !raised || factor <= 1 || o->schedule_kind != PS_SCHEDULE_CONSTANT ? 0 : quarter < 5 ? quarter : 5;
 }
 
 double ps_train_lr_factor(const struct ps_train_options *o, int devices, int world_size)

@@ -34,12 +34,17 @@ struct ps_train_options {
     bool deterministic;
     const char *ckpt_format, *resume;
     const char *mode, *interface, *on_nan;
+    int64_t replicas; /* of mode dp */
+    double warmup_epochs;
+    bool sync_bn, freeze_bn;
     double collective_timeout, heartbeat_timeout;
     const char *sidecar, *run, *token_file, *tls_ca, *tls_cert, *tls_key;
     bool ignore_unknown, help, version;
 
     /* worked out from them */
-    bool rank_given, world_size_given, threads_given;
+    bool rank_given, world_size_given, threads_given, replicas_given;
+    bool data_parallel; /* mode dp */
+    bool skip_nan;
     enum ps_optimizer_kind optimizer_kind;
     enum ps_schedule_kind schedule_kind;
     struct ps_resolution_schedule resolutions;
@@ -56,6 +61,10 @@ struct ps_options ps_train_table(struct ps_train_options *options);
  * help and version stop before the checks. */
 int ps_train_options_parse(int argc, char **argv, struct ps_train_options *ret,
                            void (*unknown)(const char *flag), struct ps_error *err);
+
+/* Epochs over which the rate rises; factor: ps_train_lr_factor's. The first steps are gentle where many cards
+ * make the rate large (P. Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2). */
+double ps_train_warmup(const struct ps_train_options *options, double factor);
 
 /* The learning rate's factor. devices: cards on this node, 1 for CPUs. */
 double ps_train_lr_factor(const struct ps_train_options *options, int devices, int world_size);

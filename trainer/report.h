@@ -40,6 +40,8 @@ struct ps_report_epoch {
     double train_loss, val_loss, accuracy, lr, samples_per_s, elapsed_s, train_s, eval_s;
     int64_t correct, counted;
     bool no_eval;
+    const double *confusion; /* [classes, classes] counts by label and prediction; NULL: none */
+    int classes;
 };
 
 /* Waits at most a few seconds for the sidecar. With nobody there it still succeeds: one line on stderr names

@@ -13,80 +13,7 @@ import sys
 import tempfile
 import time
 
-BIN = os.environ["PS_BIN"]
-TRAIN = os.path.join(BIN, "paramsync-train")
-SYNTH = os.path.join(BIN, "paramsync-synth")
-BUILD = os.environ["PS_BUILD"]
-LIMIT = 240  # seconds for one program; the machine may be busy
-TINY = ["--width", "2", "--resolution", "8", "--batch", "16", "--enable_gpu", "false", "--backend", "ref", "--lr", "0.003"]
-
-started = []
-work = tempfile.mkdtemp(prefix="ps_train_test.")
-environment = {k: v for k, v in os.environ.items()
-               if not re.match(r"(RANK|WORLD_SIZE|MASTER_|LOCAL_|OMPI_|SLURM_|VC_|MA_|PARAMSYNC_)", k)}
-
-
-def path(*parts):
-    return os.path.join(work, *parts)
-
-
-def synth(name="data", train=160, test=50):
-    subprocess.run([SYNTH, path(name), "--train", str(train), "--test", str(test)], check=True)
-    return path(name)
-
-
-def start(*args, env=None):
-    process = subprocess.Popen([TRAIN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=work,
-                               env={**environment, **(env or {})})
-    started.append(process)
-    return process
-
-
-def train(*args, status=0, env=None):
-    process = start(*args, env=env)
-    out, err = process.communicate(timeout=LIMIT)
-    assert process.returncode == status, f"exit {process.returncode}, expected {status}: {err.decode()}"
-    return out, err.decode()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def read(*parts):
-    with open(path(*parts), "rb") as f:
-        return f.read()
-
-
-def tensors(data):
-    """Bytes of each tensor and the metadata of a file in the safetensors layout, read by other code than ours."""
-    length, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
-    about = header.pop("__metadata__", {})
-    body = data[8 + length:]
-    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items()}, about
-
-
-def same_training(a, b, epoch):
-    """Weights byte for byte, optimizer state and counters as well."""
-    assert read(a, f"epoch_{epoch}.safetensors") == read(b, f"epoch_{epoch}.safetensors"), "weights differ"
-    (x, about_x), (y, about_y) = tensors(read(a, f"epoch_{epoch}.state")), tensors(read(b, f"epoch_{epoch}.state"))
-    assert x == y, "optimizer state differs"
-    about_x.pop("elapsed_s"), about_y.pop("elapsed_s")
-    assert about_x == about_y, "counters differ"
-
-
-LINES = re.compile(rb"(train \| epoch: (\d+) \| loss: (-?\d+\.\d{4})\n"
-                   rb"val \| epoch: \2 \| loss: (-?\d+\.\d{4}) \| accuracy: ([01]\.\d{4}) \n\n)+")
-
-
-def results(out):
-    """[(epoch, train loss, val loss, accuracy)]; the whole of standard output must be the sample's lines."""
-    assert LINES.fullmatch(out), out
-    return [(int(e), float(t), float(v), float(a)) for e, t, v, a in
-            re.findall(rb"epoch: (\d+) \| loss: (\S+)\nval \| epoch: \d+ \| loss: (\S+) \| accuracy: (\S+) ", out)]
+from train_common import *
 
 
 def case_learns():
@@ -250,7 +177,7 @@ def case_bad_input():
     bad(["--lr"], "--lr", "fast")
     bad(["--recipe"], "--recipe", "slow")
     bad(["--sync_bn"], "--sync_bn")
-    bad(["--on-nan"], "--on_nan", "skip")
+    bad(["--on-nan"], "--on_nan", "ignore")
     bad(["here"], "here")
     bad(["--enable_gpu true"], "--data_url", data, "--enable_gpu", "true")
     bad(["rank"], "--rank", "2", "--world_size", "2", "--init_method", "tcp://127.0.0.1:1")
@@ -330,12 +257,6 @@ def case_signal():
     waiting.terminate()
     waiting.communicate(timeout=LIMIT)
     assert waiting.returncode != 0 and time.monotonic() - begin < 10, waiting.returncode
-
-
-def pair(data, out, *args, ranks=2, port=None):
-    port = port or free_port()
-    return [start("--data_url", data, *TINY, "--output_dir", out, "--init_method", f"tcp://127.0.0.1:{port}",
-                  "--world_size", str(ranks), "--rank", str(r), *args) for r in range(ranks)]
 
 
 def case_processes():
@@ -481,11 +402,4 @@ def case_real():
 
 
 if __name__ == "__main__":
-    try:
-        status = globals()["case_" + sys.argv[1]]()
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-        shutil.rmtree(work, ignore_errors=True)
-    sys.exit(status or 0)
+    run_case(globals())

@@ -10,8 +10,10 @@
 
 #include "trainer/backend/backend.h"
 #include "trainer/data/synthetic.h"
+#include "trainer/dist/local.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +24,15 @@ static void test_score(void **state)
     (void)state;
     const float logits[] = {1, 2, 3, 5, 5, 5, -1000, 0, 1000};
     const int32_t labels[] = {2, 0, 0};
-    double loss = 0;
-    int64_t correct = 0;
-    ps_loop_score(logits, labels, 3, 3, &loss, &correct);
-    assert_int_equal(correct, 2); /* of equal ones the first counts, as numpy.argmax has it */
+    double loss = 0, confusion[9] = {0};
+    ps_loop_score(logits, labels, 3, 3, &loss, confusion);
+    /* label by prediction; of equal ones the first counts, as numpy.argmax has it */
+    const double want[] = {1, 0, 1, 0, 0, 0, 0, 0, 1};
+    assert_memory_equal(confusion, want, sizeof want);
     double expected = -log(exp(3.0) / (exp(1.0) + exp(2.0) + exp(3.0))) + log(3.0) + 2000;
     assert_true(fabs(loss - expected) < 1e-9);
     const float bad[] = {NAN, 0};
-    ps_loop_score(bad, (int32_t[]){0}, 1, 2, &loss, &correct);
+    ps_loop_score(bad, (int32_t[]){0}, 1, 2, &loss, confusion);
     assert_true(isnan(loss));
 }
 
@@ -58,6 +61,7 @@ struct fixture {
     struct ps_comm *comm;
     struct ps_report *report;
     volatile sig_atomic_t stop;
+    double warmup_epochs, warmup_from;
     char root[64], out[96];
 };
 
@@ -118,6 +122,8 @@ static int run(struct fixture *f, struct ps_checkpoint *resume, struct ps_loop_r
                                           .report = f->report,
                                           .resume = resume,
                                           .lr = f->options.lr,
+                                          .warmup_epochs = f->warmup_epochs,
+                                          .warmup_from = f->warmup_from,
                                           .threads = 1,
                                           .stop = &f->stop};
     char path[160];
@@ -196,6 +202,46 @@ static void test_signal_stops(void **state)
     close_fixture(&f);
 }
 
+/* From --lr to the scaled rate over the first epochs, then as the schedule has it: one step an epoch, whose
+ * change of the weights shows its rate (momentum 0: w0 - w1 = rate * gradient). */
+static void test_warm_up(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048], path[160];
+    char *args[] = {"--epochs", "4",      "--batch",    "32", "--optimizer", "sgd",
+                    "--lr",     "0.0005", "--momentum", "0",  "--freeze_bn", "true"};
+    open_fixture(&f, 32, 16, args, 12);
+    f.warmup_epochs = 2;
+    f.warmup_from = 0.25;
+    if (run(&f, NULL, &result, text, sizeof text, &err))
+        fail_msg("%s", err.message);
+    /* rates at the epochs' single steps: 0.25 + 0.75 / 2, then 1 */
+    static const double expected[] = {0.625, 1, 1, 1};
+    double change[4] = {0};
+    float *before = malloc(f.model->param_elements * sizeof *before),
+          *buffers = malloc(f.model->buffer_elements * sizeof *buffers);
+    ps_model_init(f.model, (uint64_t)f.options.seed, before, buffers);
+    for (int epoch = 1; epoch <= 4; epoch++) {
+        struct ps_checkpoint *c;
+        snprintf(path, sizeof path, "%s/epoch_%d.state", f.out, epoch);
+        assert_int_equal(ps_checkpoint_load(path, f.model, &c, &err), 0);
+        for (size_t i = 0; i < f.model->param_elements; i++) {
+            double d = (double)c->params[i] - (double)before[i];
+            change[epoch - 1] += d * d;
+        }
+        memcpy(before, c->params, f.model->param_elements * sizeof *before);
+        ps_checkpoint_free(c);
+    }
+    for (int i = 0; i < 4; i++) /* the gradient hardly changes at such rates */
+        assert_true(fabs(sqrt(change[i] / change[3]) - expected[i]) < 0.02);
+    free(before);
+    free(buffers);
+    close_fixture(&f);
+}
+
 static void test_nan_stops(void **state)
 {
     (void)state;
@@ -209,6 +255,114 @@ static void test_nan_stops(void **state)
     assert_non_null(strstr(err.message, "at step"));
     assert_non_null(strstr(err.message, "rank 0"));
     assert_non_null(strstr(err.message, "checkpoint"));
+    close_fixture(&f);
+}
+
+/* What a thread of test_nan_is_skipped does: one rank of a group. */
+struct skipping_rank {
+    const struct fixture *f;
+    struct ps_backend *backend;
+    struct ps_comm *comm;
+    struct ps_loop_result result;
+    struct ps_error err;
+    int code;
+};
+
+static void *run_skipping(void *context)
+{
+    struct skipping_rank *r = context;
+    const struct ps_loop_config config = {.options = &r->f->options,
+                                          .data = r->f->data,
+                                          .model = r->f->model,
+                                          .ops = r->f->ops,
+                                          .backend = r->backend,
+                                          .comm = r->comm,
+                                          .report = r->f->report,
+                                          .lr = r->f->options.lr,
+                                          .threads = 1,
+                                          .stop = &r->f->stop};
+    r->code = ps_loop_run(&config, &r->result, &r->err);
+    return NULL;
+}
+
+/* One image of 48 is no number: in each epoch one step of three is left out, on both ranks, and the training
+ * is the one that would have been without that step. */
+static void test_nan_is_skipped(void **state)
+{
+    (void)state;
+    char *args[] = {"--epochs", "2", "--batch", "8", "--on_nan", "skip"};
+    struct ps_error err = {0};
+    struct fixture f;
+    struct skipping_rank ranks[2] = {0};
+    struct ps_comm *comms[2];
+    pthread_t threads[2];
+    open_fixture(&f, 48, 16, args, 6);
+    assert_true(f.options.skip_nan);
+    const size_t pixels = (size_t)f.data->train.count * 3 * 32 * 32;
+    float *images = malloc(pixels * sizeof *images);
+    for (size_t i = 0; i < pixels; i++)
+        images[i] = (float)f.data->train.pixels[i] / 255;
+    images[7 * 3 * 32 * 32 + 5] = NAN;
+    struct ps_split split = f.data->train, test = f.data->test;
+    float *test_images = malloc((size_t)test.count * 3 * 32 * 32 * sizeof *test_images);
+    for (size_t i = 0; i < (size_t)test.count * 3 * 32 * 32; i++)
+        test_images[i] = (float)test.pixels[i] / 255;
+    f.data->train.floats = images;
+    f.data->test.floats = test_images;
+    f.options.resolutions.part[0].resolution = 32;
+    assert_int_equal(ps_comm_local(2, 600, comms, &err), 0);
+    fflush(stdout);
+    for (int r = 0; r < 2; r++) {
+        const struct ps_backend_config config = {.model = f.model,
+                                                 .threads = 1,
+                                                 .max_batch = 8,
+                                                 .max_eval_batch = 16,
+                                                 .max_resolution = 32,
+                                                 .training = true};
+        assert_int_equal(f.ops->create(&config, &ranks[r].backend, &err), 0);
+        ranks[r].f = &f;
+        ranks[r].comm = comms[r];
+        assert_int_equal(pthread_create(&threads[r], NULL, run_skipping, &ranks[r]), 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        pthread_join(threads[r], NULL);
+        if (ranks[r].code)
+            fail_msg("%s", ranks[r].err.message);
+        assert_int_equal(ranks[r].result.skipped, 2);
+        assert_int_equal(ranks[r].result.steps, 4);
+        float buffer[64];
+        for (size_t at = 0; at + 64 <= f.model->buffer_elements; at += 64) {
+            assert_int_equal(f.ops->read(ranks[r].backend, PS_STATE_BUFFERS, at, 64, buffer, &err), 0);
+            for (int i = 0; i < 64; i++)
+                assert_true(isfinite(buffer[i]));
+        }
+    }
+    for (int r = 0; r < 2; r++) {
+        f.ops->destroy(ranks[r].backend);
+        comms[r]->ops->destroy(comms[r]);
+    }
+    f.data->train = split;
+    f.data->test = test;
+    free(images);
+    free(test_images);
+    close_fixture(&f);
+}
+
+/* All steps of an epoch are none: that is no training. */
+static void test_nan_in_every_step_stops(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct ps_loop_result result;
+    struct ps_error err = {0};
+    char text[2048];
+    char *args[] = {"--epochs", "9",           "--batch", "16",       "--lr",
+                    "1e6",      "--optimizer", "sgd",     "--on_nan", "skip"};
+    open_fixture(&f, 48, 16, args, 10);
+    f.options.lr = 1e38;
+    assert_int_equal(run(&f, NULL, &result, text, sizeof text, &err), PS_ABORTED);
+    if (!strstr(err.message, "every step of epoch") && !strstr(err.message, "the test loss"))
+        fail_msg("%s", err.message);
     close_fixture(&f);
 }
 
@@ -301,7 +455,10 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_two_epochs),
         cmocka_unit_test(test_signal_stops),
+        cmocka_unit_test(test_warm_up),
         cmocka_unit_test(test_nan_stops),
+        cmocka_unit_test(test_nan_is_skipped),
+        cmocka_unit_test(test_nan_in_every_step_stops),
         cmocka_unit_test(test_nan_is_not_saved),
         cmocka_unit_test(test_schedule_goes_by_epochs),
         cmocka_unit_test(test_eval_every),

@@ -49,7 +49,7 @@ static void test_buckets_of_resnet18(void **state)
     struct fake_room room;
     fake_room_init(&room, 1);
     struct fake_comm comm = fake_comm_in(&room, 0);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, NULL};
     struct ps_reducer *r;
     struct ps_error err = {0};
     size_t bytes;
@@ -108,7 +108,7 @@ static void *run_rank(void *context)
     const struct ps_model *m = run->model;
     struct fake_comm comm = fake_comm_in(run->room, run->rank);
     struct ps_backend *b = fake_backend_new(m);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024, NULL};
     struct ps_reducer *r = NULL;
     int *order = calloc((size_t)m->param_count, sizeof *order);
     unsigned random = 12345u + (unsigned)run->rank;
@@ -294,6 +294,115 @@ static void test_gradient_missing_or_twice(void **state)
     check_bad_step(1, -1, 61, "arrived twice");
 }
 
+/* A backward that exchanges something of its own in the middle: between the buckets, in one order everywhere.
+ */
+struct gathering {
+    struct fake_room *room;
+    const struct ps_model *model;
+    int rank;
+    bool good;
+    int code;
+    struct ps_error err;
+    const int *order;
+    bool known_order;
+    int buckets_at_first;
+};
+
+static void *run_gathering(void *context)
+{
+    struct gathering *g = context;
+    const struct ps_model *m = g->model;
+    struct fake_comm comm = fake_comm_in(g->room, g->rank);
+    struct ps_backend *b = fake_backend_new(m);
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024, g->order};
+    struct ps_reducer *r = NULL;
+    size_t bytes;
+    int params;
+    g->code = ps_reducer_create(&config, &r, &g->err);
+    g->good = g->code == 0;
+    g->buckets_at_first = g->good ? ps_reducer_bucket(r, 0, &bytes, &params) : 0;
+    for (int step = 0; step < 3 && g->good; step++) {
+        for (size_t i = 0; i < m->param_elements; i++)
+            b->grads[i] = gradient(g->rank, step, i);
+        int mine = 100 * step + g->rank, all[2] = {0};
+        g->good = g->good && ps_reducer_gather(r, &mine, sizeof mine, all, &g->err) == 0;
+        g->good = g->good && all[0] == 100 * step && all[1] == 100 * step + 1;
+        ps_reducer_begin(r, 0.5);
+        for (int i = m->param_count; i-- > 0;) {
+            ps_reducer_ready(r, i);
+            if (i % 7 == 0) {
+                mine = 1000 * step + 10 * i + g->rank;
+                g->good = g->good && ps_reducer_gather(r, &mine, sizeof mine, all, &g->err) == 0;
+                g->good = g->good && all[0] == 1000 * step + 10 * i && all[1] == all[0] + 1;
+            }
+        }
+        g->good = g->good && ps_reducer_finish(r, NULL, &g->err) == 0;
+        for (size_t i = 0; i < m->param_elements && g->good; i++) {
+            float want = gradient(0, step, i) * 0.5f + gradient(1, step, i) * 0.5f;
+            g->good = fabsf(b->grads[i] - want) < 1e-6f;
+        }
+    }
+    int order[62];
+    g->known_order = g->good && ps_reducer_order(r, order);
+    for (int i = 0; i < m->param_count && g->good; i++)
+        g->good = order[i] == m->param_count - 1 - i;
+    ps_reducer_free(r);
+    fake_backend_free(b);
+    return NULL;
+}
+
+static void test_gather_between_buckets(void **state)
+{
+    (void)state;
+    struct ps_model *m = make_model(2);
+    int order[62];
+    for (int i = 0; i < 62; i++)
+        order[i] = 61 - i;
+    for (int given = 0; given < 2; given++) {
+        struct fake_room room;
+        fake_room_init(&room, 2);
+        struct gathering ranks[2];
+        pthread_t threads[2];
+        for (int r = 0; r < 2; r++) {
+            ranks[r] =
+                (struct gathering){.room = &room, .model = m, .rank = r, .order = given ? order : NULL};
+            assert_int_equal(pthread_create(&threads[r], NULL, run_gathering, &ranks[r]), 0);
+        }
+        for (int r = 0; r < 2; r++)
+            pthread_join(threads[r], NULL);
+        for (int r = 0; r < 2; r++) {
+            if (!ranks[r].good)
+                fail_msg("%s", ranks[r].err.message);
+            assert_true(ranks[r].known_order);
+            if (given)
+                assert_true(ranks[r].buckets_at_first > 1);
+            else
+                assert_int_equal(ranks[r].buckets_at_first, 1);
+        }
+        fake_room_done(&room);
+    }
+    ps_model_free(m);
+}
+
+static void test_order_of_another_model(void **state)
+{
+    (void)state;
+    struct ps_model *m = make_model(1);
+    struct ps_backend *b = fake_backend_new(m);
+    struct fake_room room;
+    fake_room_init(&room, 1);
+    struct fake_comm comm = fake_comm_in(&room, 0);
+    struct ps_error err = {0};
+    struct ps_reducer *r = NULL;
+    int order[62] = {0}; /* parameter 0 again and again */
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, order};
+    assert_int_equal(ps_reducer_create(&config, &r, &err), PS_INTERNAL);
+    assert_non_null(strstr(err.message, "no order of this model"));
+    fake_backend_free(b);
+    fake_room_done(&room);
+    ps_model_free(m);
+}
+
 static void test_wrong_use(void **state)
 {
     (void)state;
@@ -302,7 +411,7 @@ static void test_wrong_use(void **state)
     struct fake_room room;
     fake_room_init(&room, 1);
     struct fake_comm comm = fake_comm_in(&room, 0);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, NULL};
     struct ps_reducer *r;
     struct ps_error err = {0};
     assert_int_equal(ps_reducer_create(&config, &r, &err), 0);
@@ -324,6 +433,8 @@ int main(void)
         cmocka_unit_test(test_average_in_scrambled_order),
         cmocka_unit_test(test_reduction_overlaps_backward),
         cmocka_unit_test(test_gradient_missing_or_twice),
+        cmocka_unit_test(test_gather_between_buckets),
+        cmocka_unit_test(test_order_of_another_model),
         cmocka_unit_test(test_wrong_use),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

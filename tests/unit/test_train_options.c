@@ -133,9 +133,9 @@ static void test_refused(void **state)
     refuse(ARGS("--tls-cert", "x"), "--tls-key");
     refuse(ARGS("--data_url", ""), "--data_url");
     refuse(ARGS("input_dir"), "input_dir");
-    refuse(ARGS("--on_nan", "skip"), "--on-nan");
-    refuse(ARGS("--mode", "dp"), "--mode");
-    refuse(ARGS("--sync_bn"), "unknown flag");
+    refuse(ARGS("--on_nan", "ignore"), "--on-nan");
+    refuse(ARGS("--mode", "pp"), "--mode");
+    refuse(ARGS("--sync_norm"), "unknown flag");
 }
 
 static int warned;
@@ -172,6 +172,27 @@ static void test_lr_factor(void **state)
     assert_true(ps_train_lr_factor(&o, 8, 16) == 1);
 }
 
+static void test_warmup(void **state)
+{
+    (void)state;
+    struct ps_train_options o;
+    accept(&o, NULL);
+    assert_true(ps_train_warmup(&o, 8) == 0); /* the sample has none */
+    accept(&o, ARGS("--lr_scale", "linear"));
+    assert_true(ps_train_warmup(&o, 16) == 5);
+    assert_true(ps_train_warmup(&o, 1) == 0); /* nothing was raised */
+    accept(&o, ARGS("--lr_scale", "sqrt", "--epochs", "8"));
+    assert_true(ps_train_warmup(&o, 4) == 2);
+    accept(&o, ARGS("--lr_scale", "linear", "--schedule", "onecycle")); /* rises by itself */
+    assert_true(ps_train_warmup(&o, 16) == 0);
+    accept(&o, ARGS("--lr_scale", "linear", "--warmup_epochs", "0"));
+    assert_true(ps_train_warmup(&o, 16) == 0);
+    accept(&o, ARGS("--warmup_epochs", "1.5"));
+    assert_true(ps_train_warmup(&o, 1) == 1.5);
+    refuse(ARGS("--replicas", "2"), "--mode dp");
+    refuse(ARGS("--sync_bn", "--freeze_bn"), "exclude");
+}
+
 static void test_help(void **state)
 {
     (void)state;
@@ -197,6 +218,7 @@ int main(void)
         cmocka_unit_test(test_sample),    cmocka_unit_test(test_recipe_fast),
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_ignore_unknown),
         cmocka_unit_test(test_lr_factor), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_warmup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

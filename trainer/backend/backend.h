@@ -17,9 +17,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PS_BACKEND_ABI = 1 };
+enum { PS_BACKEND_ABI = 2 };
 
 enum ps_precision { PS_FP32, PS_BF16, PS_FP64 /* ref only, for gradient checks */ };
+
+/* Synchronised BatchNorm: the ranks normalise by the statistics of all their images together. Every rank
+ * calls gather for the same layers in the same order: once for each BN op in a forward with PS_TRAIN, and
+ * once in its backward, on the thread that called forward or backward. */
+struct ps_bn_sync {
+    int world_size;
+    /* mine: `bytes` bytes; all: world_size * bytes, by rank. Both lie where the backend's memory is. */
+    int (*gather)(void *context, const void *mine, size_t bytes, void *all, struct ps_error *err);
+    void *context;
+};
 
 struct ps_backend_config {
     const struct ps_model *model; /* outlives the backend */
@@ -30,6 +40,8 @@ struct ps_backend_config {
     int max_eval_batch; /* samples of the largest evaluation batch */
     int max_resolution;
     bool deterministic;
+    const struct ps_bn_sync *bn_sync; /* NULL: each rank's own statistics, as PyTorch's DDP has them; outlives
+                                         the backend */
     bool training; /* false: no gradients or optimizer state are allocated, and backward is refused */
 };
 

@@ -14,6 +14,13 @@ struct bucket {
     int pending;          /* gradients that have not arrived in this step; the loop's thread */
 };
 
+struct gather {
+    const void *mine;
+    size_t bytes;
+    void *all;
+    bool done;
+};
+
 struct ps_reducer {
     const struct ps_backend_ops *ops;
     struct ps_backend *backend;
@@ -42,21 +49,41 @@ struct ps_reducer {
     int bucket_count;
     int launched, reduced; /* buckets of this step: handed to the thread, and done */
     bool stop;
+    struct gather *gather; /* the loop's thread waits for it; taken when all that is launched is reduced */
     struct ps_error error; /* the first of the communicator; stays */
     double reduce_s;
 };
 
 /* ---- the communication thread ---- */
 
+/* The lock is held, and given up for the exchange. */
+static void run_gather(struct ps_reducer *r)
+{
+    struct gather *g = r->gather;
+    struct ps_error err = {0};
+    pthread_mutex_unlock(&r->lock);
+    int code = r->comm->ops->all_gather(r->comm, g->mine, g->bytes, g->all, &err);
+    pthread_mutex_lock(&r->lock);
+    if (code < 0 && !r->error.code)
+        r->error = err;
+    g->done = code == 0;
+    r->gather = NULL;
+    pthread_cond_broadcast(&r->changed);
+}
+
 static void *reducer_thread(void *context)
 {
     struct ps_reducer *r = context;
     pthread_mutex_lock(&r->lock);
     for (;;) {
-        while (!r->stop && (r->error.code || r->reduced == r->launched))
+        while (!r->stop && (r->error.code || (r->reduced == r->launched && !r->gather)))
             pthread_cond_wait(&r->changed, &r->lock);
         if (r->stop)
             break;
+        if (r->reduced == r->launched) {
+            run_gather(r);
+            continue;
+        }
         struct bucket *b = &r->buckets[r->reduced];
         float *data = r->memory + b->offset;
         size_t count = b->count;
@@ -106,23 +133,27 @@ static void build_buckets(struct ps_reducer *r, size_t first_limit, size_t limit
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Once, after the first step: rank 0's order of arrival is everybody's. */
-static int rebuild_buckets(struct ps_reducer *r, struct ps_error *err)
+static int build_in_order(struct ps_reducer *r, const int *order, const char *whose, struct ps_error *err)
 {
     int count = r->model->param_count;
-    memcpy(r->order, r->arrival, (size_t)count * sizeof *r->order);
-    int code = r->comm->ops->broadcast(r->comm, r->order, (size_t)count * sizeof *r->order, 0, err);
-    if (code < 0)
-        return code;
+    memcpy(r->order, order, (size_t)count * sizeof *r->order);
     memset(r->seen, 0, (size_t)count);
     for (int i = 0; i < count; i++) {
         if (r->order[i] < 0 || r->order[i] >= count || r->seen[r->order[i]]++)
-            return ps_fail(err, PS_INTERNAL,
-                           "rank 0's order of gradients is no order of this model's parameters");
+            return ps_fail(err, PS_INTERNAL, "%s order of gradients is no order of this model's parameters",
+                           whose);
     }
     build_buckets(r, r->first_bytes, r->bucket_bytes);
     r->rebuilt = true;
     return 0;
+}
+
+/* Once, after the first step: rank 0's order of arrival is everybody's. */
+static int rebuild_buckets(struct ps_reducer *r, struct ps_error *err)
+{
+    int code = r->comm->ops->broadcast(r->comm, r->arrival,
+                                       (size_t)r->model->param_count * sizeof *r->arrival, 0, err);
+    return code < 0 ? code : build_in_order(r, r->arrival, "rank 0's", err);
 }
 
 int ps_reducer_create(const struct ps_reducer_config *config, struct ps_reducer **ret, struct ps_error *err)
@@ -160,7 +191,9 @@ int ps_reducer_create(const struct ps_reducer_config *config, struct ps_reducer 
         for (int i = 0; i < count; i++)
             r->order[i] = count - 1 - i;
         build_buckets(r, SIZE_MAX, SIZE_MAX);
-        if (!alone) {
+        if (config->order)
+            code = build_in_order(r, config->order, "the resumed training's", err);
+        if (code == 0 && !alone) {
             sigset_t all, before;
             sigfillset(&all);
             pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -316,6 +349,30 @@ int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, 
     if (ret_times)
         *ret_times = times;
     return 0;
+}
+
+int ps_reducer_gather(struct ps_reducer *r, const void *mine, size_t bytes, void *all, struct ps_error *err)
+{
+    if (!r->in_step || r->comm->world_size == 1)
+        return r->comm->ops->all_gather(r->comm, mine, bytes, all, err);
+    struct gather g = {.mine = mine, .bytes = bytes, .all = all};
+    pthread_mutex_lock(&r->lock);
+    r->gather = &g;
+    pthread_cond_broadcast(&r->changed);
+    /* The thread alone sets the error here, and never while it works on this. */
+    while (!g.done && !r->error.code)
+        pthread_cond_wait(&r->changed, &r->lock);
+    r->gather = NULL;
+    int code = g.done ? 0 : ps_fail(err, r->error.code, "%s", r->error.message);
+    pthread_mutex_unlock(&r->lock);
+    return code;
+}
+
+bool ps_reducer_order(const struct ps_reducer *r, int *ret_order)
+{
+    if (r->rebuilt)
+        memcpy(ret_order, r->order, (size_t)r->model->param_count * sizeof *r->order);
+    return r->rebuilt;
 }
 
 int ps_reducer_bucket(const struct ps_reducer *r, int bucket, size_t *ret_bytes, int *ret_params)

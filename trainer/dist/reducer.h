@@ -17,8 +17,8 @@
  *     ps_reducer_finish(r, &times, &err);
  *
  * The reducer's thread uses the communicator between begin and finish, and only there: the loop's own
- * collectives (evaluation, hashes) come before begin or after finish. That keeps the order of collectives the
- * same everywhere. */
+ * collectives (evaluation, hashes) come before begin or after finish, and what a backward itself exchanges
+ * goes through ps_reducer_gather. That keeps the order of collectives the same everywhere. */
 #ifndef PARAMSYNC_DIST_REDUCER_H
 #define PARAMSYNC_DIST_REDUCER_H
 
@@ -34,6 +34,11 @@ struct ps_reducer_config {
     struct ps_comm *comm;      /* world size 1: no copy and no reduction, the checks remain */
     size_t first_bucket_bytes; /* 0: 1 MiB */
     size_t bucket_bytes;       /* 0: 25 MiB */
+    /* Parameters in the order in which their gradients arrived in a training that goes on: its buckets are
+     * built at once, so that sums over three or more ranks are added as they were (the ring's order of adding
+     * depends on an element's place in its bucket). NULL: a first step in one bucket. Copied; the same on all
+     * ranks. */
+    const int *order;
 };
 
 struct ps_reducer_times {
@@ -57,6 +62,17 @@ void ps_reducer_ready(void *reducer, int param);
  * never: the communicator is then aborted, because the other ranks would wait for this one. After a failure
  * all further steps fail with the first reason. ret_times may be NULL. */
 int ps_reducer_finish(struct ps_reducer *reducer, struct ps_reducer_times *ret_times, struct ps_error *err);
+
+/* An all-gather of host memory (bytes from each rank, to world_size * bytes by rank) from inside a backward,
+ * on the loop's thread: it goes out behind the buckets that are launched, which is the same place on every
+ * rank. Outside of begin .. finish it goes out at once. */
+int ps_reducer_gather(struct ps_reducer *reducer, const void *mine, size_t bytes, void *all,
+                      struct ps_error *err);
+
+/* The order by which the buckets were built: param_count parameters. False before the first step has shown
+ * it.
+ */
+bool ps_reducer_order(const struct ps_reducer *reducer, int *ret_order);
 
 /* The present buckets, for --profile and tests: bytes and parameters of bucket i. Returns the number of
  * buckets. */

@@ -48,7 +48,9 @@ struct ps_backend {
         scratchpad; /* bytes of workspace for primitives; the rest is for one convolution's weight gradient */
     size_t weight_gradient;
     float *params, *grads, *moment1, *moment2, *buffers;
-    double *partial;                    /* for norms that are cut into slices */
+    double *partial; /* for norms that are cut into slices */
+    double *own;     /* one norm's message to the other ranks */
+    struct ps_bn_exchange exchange;
     float *loss_grad;                   /* [max_batch, outputs] */
     bool forward_stale, backward_stale; /* packed weights are older than params */
 
@@ -134,6 +136,8 @@ static void cpu_destroy(struct ps_backend *b)
     free(b->convs);
     free(b->stats);
     free(b->partial);
+    free(b->own);
+    ps_bn_exchange_done(&b->exchange);
     free(b->loss_grad);
     ps_plan_done(&b->plan);
     ps_dnnl_close(&b->dnnl);
@@ -357,7 +361,12 @@ static int create_all(struct ps_backend *b, struct ps_error *err)
     b->layouts = calloc(steps, sizeof *b->layouts);
     b->convs = calloc(steps, sizeof *b->convs);
     b->stats = calloc(steps, sizeof *b->stats);
-    int blocks = 1;
+    int blocks = 1, widest = 1;
+    for (int v = 0; v < b->model->value_count; v++)
+        widest = b->model->values[v].channels > widest ? b->model->values[v].channels : widest;
+    b->own = calloc(ps_bn_message(widest), sizeof *b->own);
+    if (!b->own || ps_bn_exchange_init(&b->exchange, c->bn_sync, widest) < 0)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     for (int v = 0; v < b->model->value_count; v++)
         if (b->plan.block[v] && ps_plan_padded(&b->plan, v) / b->plan.block[v] > blocks)
             blocks = ps_plan_padded(&b->plan, v) / b->plan.block[v];
@@ -497,7 +506,7 @@ static int cpu_write(struct ps_backend *b, enum ps_state_kind what, size_t offse
 
 /* --- forward --- */
 
-static struct ps_norm norm_of(const struct ps_backend *b, const struct ps_graph *g, int step)
+static struct ps_norm norm_of(struct ps_backend *b, const struct ps_graph *g, int step)
 {
     const struct ps_step *s = &b->plan.steps[step];
     const struct ps_op *op = &b->model->ops[s->op];
@@ -508,6 +517,8 @@ static struct ps_norm norm_of(const struct ps_backend *b, const struct ps_graph 
         .stats = b->stats[step],
         .stats_length = stats_length(b, step),
         .partial = b->partial,
+        .own = b->own,
+        .exchange = &b->exchange,
         .scale = b->params + b->model->params[op->param[0]].offset,
         .shift = b->params + b->model->params[op->param[1]].offset,
         .running_mean = b->buffers + b->model->buffers[op->buffer[0]].offset,
@@ -543,8 +554,7 @@ static int forward_step(struct ps_backend *b, struct ps_graph *g, int i, struct 
         return ps_dnnl_run(&b->dnnl, &g->steps[i].forward, err);
     case PS_STEP_NORM: {
         struct ps_norm n = norm_of(b, g, i);
-        ps_norm_forward(&n, b->mode == PS_TRAIN, x, z, s->relu, y);
-        return 0;
+        return ps_norm_forward(&n, b->mode == PS_TRAIN, x, z, s->relu, y, err);
     }
     case PS_STEP_RELU:
         ps_parallel_relu(threads, ps_shape_floats(&in), x, y);
@@ -658,23 +668,26 @@ static int dense_backward(struct ps_backend *b, const struct ps_graph *g, int i,
     return ps_dnnl_sgemm(false, false, n, c, o, dy, o, b->params + weight->offset, c, 0, dx, padded, err);
 }
 
-static void norm_backward(struct ps_backend *b, const struct ps_graph *g, int i, bool accumulate,
-                          ps_grad_ready ready, void *ready_context)
+static int norm_backward(struct ps_backend *b, const struct ps_graph *g, int i, bool accumulate,
+                         ps_grad_ready ready, void *ready_context, struct ps_error *err)
 {
     const struct ps_step *s = &b->plan.steps[i];
     const struct ps_op *op = &b->model->ops[s->op];
     const struct ps_graph_step *t = &g->steps[i];
     struct ps_norm n = norm_of(b, g, i);
     float *g0 = gradient(b, t->grad[0]), *g1 = t->grad_count > 1 ? gradient(b, t->grad[1]) : NULL;
-    ps_norm_backward(&n, b->mode == PS_TRAIN, g0, g1, s->relu ? value(b, g, s->out) : NULL,
-                     value(b, g, s->in[0]), s->relu || g1 ? g0 : NULL, gradient(b, t->to[0]),
-                     b->grads + b->model->params[op->param[0]].offset,
-                     b->grads + b->model->params[op->param[1]].offset, accumulate);
+    int r = ps_norm_backward(&n, b->mode == PS_TRAIN, g0, g1, s->relu ? value(b, g, s->out) : NULL,
+                             value(b, g, s->in[0]), s->relu || g1 ? g0 : NULL, gradient(b, t->to[0]),
+                             b->grads + b->model->params[op->param[0]].offset,
+                             b->grads + b->model->params[op->param[1]].offset, accumulate, err);
+    if (r < 0)
+        return r;
     /* The second input's gradient is what the step left in g0, unless that memory was not to be had. */
     if (s->in[1] != PS_NONE && t->to[1] != SIZE_MAX && t->to[1] != t->grad[0])
         ps_parallel_copy(b->config.threads, ps_shape_floats(&n.shape), g0, gradient(b, t->to[1]));
     for (int k = 0; ready && k < 2; k++)
         ready(ready_context, op->param[k]);
+    return 0;
 }
 
 /* Images into the upper left corner of larger ones, whose other pixels stay zero. */
@@ -724,8 +737,7 @@ static int backward_step(struct ps_backend *b, const struct ps_graph *g, int i, 
     case PS_STEP_CONV:
         return conv_backward(b, g, i, accumulate, ready, ready_context, err);
     case PS_STEP_NORM:
-        norm_backward(b, g, i, accumulate, ready, ready_context);
-        return 0;
+        return norm_backward(b, g, i, accumulate, ready, ready_context, err);
     case PS_STEP_RELU:
         if (dx)
             ps_parallel_relu_back(threads, floats, value(b, g, s->out), dy, dx);

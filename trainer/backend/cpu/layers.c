@@ -29,8 +29,9 @@ enum { MEAN, INVERSE, FACTOR, SHIFT, K0, K1 };
 
 struct norm_job {
     const struct ps_norm *n;
-    bool batch, relu, accumulate, whole; /* whole: one unit does a channel block from end to end */
-    int slices;                          /* parts that a channel block's images are cut into */
+    bool batch, relu, accumulate;
+    int slices;           /* parts that a channel block's images are cut into */
+    const double *shared; /* the message of all ranks; NULL: the batch is this rank's alone */
     const float *x, *z, *y, *g0, *g1;
     float *out, *masked, *dx, *dscale, *dshift;
 };
@@ -82,7 +83,26 @@ static void forward_sums(const struct norm_job *j, int unit)
     j->n->kernels->moments(&rows, j->x + offset_of(j, block, first), p, p + MAX_BLOCK);
 }
 
-/* Turns the partial moments of a channel block, or the running statistics, into y = x * factor + shift. */
+/* One channel's moments over the slices: count, mean, sum of squared deviations. */
+static void merge_moments(const struct norm_job *j, int block, int l, double *ret_count, double *ret_mean,
+                          double *ret_m2)
+{
+    double count = 0, mean = 0, m2 = 0;
+    for (int k = 0; k < j->slices; k++) {
+        int first;
+        struct ps_rows rows = rows_of(j, k, &first);
+        const double *p = j->n->partial + ((size_t)block * (size_t)j->slices + (size_t)k) * 2 * MAX_BLOCK;
+        double part = (double)rows.rows * rows.hw, total = count + part, delta = p[l] - mean;
+        mean += delta * part / total;
+        m2 += p[MAX_BLOCK + l] + delta * delta * count * part / total;
+        count = total;
+    }
+    *ret_count = count;
+    *ret_mean = mean;
+    *ret_m2 = m2;
+}
+
+/* Turns the moments of a channel block, or the running statistics, into y = x * factor + shift. */
 static void forward_finish(const struct norm_job *j, int block)
 {
     const struct ps_norm *n = j->n;
@@ -93,17 +113,13 @@ static void forward_finish(const struct norm_job *j, int block)
         int c = block * s->block + l;
         double m = (double)n->running_mean[c], var = (double)n->running_var[c];
         if (j->batch) {
-            double count = 0, m2 = 0;
-            m = 0;
-            for (int k = 0; k < j->slices; k++) {
-                int first;
-                struct ps_rows rows = rows_of(j, k, &first);
-                const double *p =
-                    n->partial + ((size_t)block * (size_t)j->slices + (size_t)k) * 2 * MAX_BLOCK;
-                double part = (double)rows.rows * rows.hw, total = count + part, delta = p[l] - m;
-                m += delta * part / total;
-                m2 += p[MAX_BLOCK + l] + delta * delta * count * part / total;
-                count = total;
+            double count, m2;
+            if (j->shared) {
+                count = j->shared[0];
+                m = j->shared[1 + c];
+                m2 = j->shared[1 + s->channels + c];
+            } else {
+                merge_moments(j, block, l, &count, &m, &m2);
             }
             var = m2 / count;
             double momentum = (double)n->momentum, unbiased = count > 1 ? m2 / (count - 1) : 0;
@@ -146,19 +162,37 @@ static void forward_apply_unit(void *context, int unit)
     forward_apply(context, unit);
 }
 
-void ps_norm_forward(const struct ps_norm *n, bool batch, const float *x, const float *z, bool relu, float *y)
+/* What this rank tells the others of its part of the batch. */
+static void put_moments(const struct norm_job *j)
+{
+    const struct ps_shape *s = &j->n->shape;
+    double *own = j->n->own;
+    for (int c = 0; c < s->channels; c++)
+        merge_moments(j, c / s->block, c % s->block, &own[0], &own[1 + c], &own[1 + s->channels + c]);
+}
+
+int ps_norm_forward(const struct ps_norm *n, bool batch, const float *x, const float *z, bool relu, float *y,
+                    struct ps_error *err)
 {
     struct norm_job j = {.n = n, .batch = batch, .relu = relu, .slices = slices(n), .x = x, .z = z, .out = y};
     int blocks = ps_shape_blocks(&n->shape);
-    if (j.slices == 1) {
+    const bool together = batch && n->exchange->sync;
+    if (j.slices == 1 && !together) {
         ps_parallel_for(n->threads, blocks, forward_whole, &j);
-        return;
+        return 0;
     }
     if (batch)
         ps_parallel_for(n->threads, blocks * j.slices, forward_sums_unit, &j);
+    if (together) {
+        put_moments(&j);
+        int code = ps_bn_share(n->exchange, n->own, n->shape.channels, PS_BN_MOMENTS, &j.shared, err);
+        if (code < 0)
+            return code;
+    }
     for (int i = 0; i < blocks; i++)
         forward_finish(&j, i);
     ps_parallel_for(n->threads, blocks * j.slices, forward_apply_unit, &j);
+    return 0;
 }
 
 static void backward_sums(const struct norm_job *j, int unit)
@@ -172,26 +206,47 @@ static void backward_sums(const struct norm_job *j, int unit)
                              stat(j, MEAN, block), j->masked ? j->masked + at : NULL, p, p + MAX_BLOCK);
 }
 
+/* One channel's sums over the slices: of the gradient, and of its product with the normalised input. */
+static void merge_sums(const struct norm_job *j, int block, int l, double *ret_sum, double *ret_dot)
+{
+    double sum = 0, dot = 0;
+    for (int k = 0; k < j->slices; k++) {
+        const double *p = j->n->partial + ((size_t)block * (size_t)j->slices + (size_t)k) * 2 * MAX_BLOCK;
+        sum += p[l];
+        dot += p[MAX_BLOCK + l];
+    }
+    *ret_sum = sum;
+    *ret_dot = dot * (double)stat(j, INVERSE, block)[l];
+}
+
 static void backward_finish(const struct norm_job *j, int block)
 {
-    const struct ps_norm *n = j->n;
-    const struct ps_shape *s = &n->shape;
+    const struct ps_shape *s = &j->n->shape;
     const float *inverse = stat(j, INVERSE, block);
     float *k0 = stat(j, K0, block), *k1 = stat(j, K1, block);
-    double count = (double)s->count * s->extent * s->extent;
     for (int l = 0; l < s->block && block * s->block + l < s->channels; l++) {
         int c = block * s->block + l;
-        double sum = 0, dot = 0, inv = (double)inverse[l];
-        for (int k = 0; k < j->slices; k++) {
-            const double *p = n->partial + ((size_t)block * (size_t)j->slices + (size_t)k) * 2 * MAX_BLOCK;
-            sum += p[l];
-            dot += p[MAX_BLOCK + l];
-        }
-        j->dscale[c] = (j->accumulate ? j->dscale[c] : 0) + (float)(dot * inv);
+        double count = (double)s->count * s->extent * s->extent, sum, dot;
+        merge_sums(j, block, l, &sum, &dot);
+        j->dscale[c] = (j->accumulate ? j->dscale[c] : 0) + (float)dot;
         j->dshift[c] = (j->accumulate ? j->dshift[c] : 0) + (float)sum;
+        if (j->shared) {
+            count = j->shared[0];
+            sum = j->shared[1 + c];
+            dot = j->shared[1 + s->channels + c];
+        }
         k0[l] = j->batch ? (float)(sum / count) : 0;
-        k1[l] = j->batch ? (float)(dot * inv * inv / count) : 0;
+        k1[l] = j->batch ? (float)(dot * (double)inverse[l] / count) : 0;
     }
+}
+
+static void put_sums(const struct norm_job *j)
+{
+    const struct ps_shape *s = &j->n->shape;
+    double *own = j->n->own;
+    own[0] = (double)s->count * s->extent * s->extent;
+    for (int c = 0; c < s->channels; c++)
+        merge_sums(j, c / s->block, c % s->block, &own[1 + c], &own[1 + s->channels + c]);
 }
 
 static void backward_apply(const struct norm_job *j, int unit)
@@ -223,8 +278,9 @@ static void backward_apply_unit(void *context, int unit)
     backward_apply(context, unit);
 }
 
-void ps_norm_backward(const struct ps_norm *n, bool batch, const float *g0, const float *g1, const float *y,
-                      const float *x, float *masked, float *dx, float *dscale, float *dshift, bool accumulate)
+int ps_norm_backward(const struct ps_norm *n, bool batch, const float *g0, const float *g1, const float *y,
+                     const float *x, float *masked, float *dx, float *dscale, float *dshift, bool accumulate,
+                     struct ps_error *err)
 {
     struct norm_job j = {.n = n,
                          .batch = batch,
@@ -239,15 +295,23 @@ void ps_norm_backward(const struct ps_norm *n, bool batch, const float *g0, cons
                          .dscale = dscale,
                          .dshift = dshift};
     int blocks = ps_shape_blocks(&n->shape);
-    if (j.slices == 1) {
+    const bool together = batch && n->exchange->sync;
+    if (j.slices == 1 && !together) {
         ps_parallel_for(n->threads, blocks, backward_whole, &j);
-        return;
+        return 0;
     }
     ps_parallel_for(n->threads, blocks * j.slices, backward_sums_unit, &j);
+    if (together) {
+        put_sums(&j);
+        int code = ps_bn_share(n->exchange, n->own, n->shape.channels, PS_BN_SUMS, &j.shared, err);
+        if (code < 0)
+            return code;
+    }
     for (int i = 0; i < blocks; i++)
         backward_finish(&j, i);
     if (dx)
         ps_parallel_for(n->threads, blocks * j.slices, backward_apply_unit, &j);
+    return 0;
 }
 
 /* --- pooling: units are images --- */

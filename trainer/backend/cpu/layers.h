@@ -4,6 +4,7 @@
 #define PARAMSYNC_BACKEND_CPU_LAYERS_H
 
 #include "trainer/backend/backend.h"
+#include "trainer/backend/bn_exchange.h"
 #include "trainer/backend/cpu/kernels.h"
 
 #include <stdbool.h>
@@ -28,21 +29,24 @@ struct ps_norm {
     float *stats; /* PS_NORM_STATS arrays of stats_length: kept from forward to backward; zeros at first */
     size_t stats_length;
     double *partial; /* ps_norm_partial(threads, blocks) doubles */
+    double *own;     /* ps_bn_message(channels) doubles */
+    struct ps_bn_exchange *exchange;
     const float *scale, *shift;
     float *running_mean, *running_var;
     float eps, momentum;
 };
 
 size_t ps_norm_partial(int threads, int blocks);
-/* y = [relu](bn(x) [+ z]). batch: by the batch's statistics, and the running ones move. */
-void ps_norm_forward(const struct ps_norm *n, bool batch, const float *x, const float *z, bool relu,
-                     float *y);
+/* y = [relu](bn(x) [+ z]). batch: by the batch's statistics, and the running ones move. Fails only where the
+ * exchange with other ranks does. */
+int ps_norm_forward(const struct ps_norm *n, bool batch, const float *x, const float *z, bool relu, float *y,
+                    struct ps_error *err);
 /* The gradient is g0 (+ g1 unless NULL), where y > 0 if y is given. It is left in `masked` unless that is
  * NULL (then g0 is the gradient as it is); dx unless NULL gets x's gradient. dscale and dshift are added to
  * or replaced. */
-void ps_norm_backward(const struct ps_norm *n, bool batch, const float *g0, const float *g1, const float *y,
-                      const float *x, float *masked, float *dx, float *dscale, float *dshift,
-                      bool accumulate);
+int ps_norm_backward(const struct ps_norm *n, bool batch, const float *g0, const float *g1, const float *y,
+                     const float *x, float *masked, float *dx, float *dscale, float *dshift, bool accumulate,
+                     struct ps_error *err);
 
 void ps_max_pool_forward(int threads, const struct ps_op *op, const struct ps_shape *in,
                          const struct ps_shape *out, const float *x, float *y);

@@ -38,7 +38,7 @@ static void K(load_images)(struct ps_backend *b, const struct ps_batch *batch)
         }
 }
 
-static void K(forward_ops)(struct ps_backend *b)
+static int K(forward_ops)(struct ps_backend *b, struct ps_error *err)
 {
     const struct ps_model *m = b->model;
     int n = b->count;
@@ -53,12 +53,20 @@ static void K(forward_ops)(struct ps_backend *b)
         case PS_OP_CONV:
             K(conv_forward)(n, c, h, oc, oh, op, x, K(param)(b, op->param[0]), y, (REAL *)b->columns);
             break;
-        case PS_OP_BN:
+        case PS_OP_BN: {
+            const double *moments = NULL;
+            if (b->mode == PS_TRAIN) {
+                K(bn_moments)(n, c, h * h, x, b->own);
+                int r = ps_bn_share(&b->exchange, b->own, c, PS_BN_MOMENTS, &moments, err);
+                if (r < 0)
+                    return r;
+            }
             K(bn_forward)
-            (n, c, h * h, op, b->mode == PS_TRAIN, x, K(param)(b, op->param[0]), K(param)(b, op->param[1]),
+            (n, c, h * h, op, moments, x, K(param)(b, op->param[0]), K(param)(b, op->param[1]),
              (REAL *)b->buffers + m->buffers[op->buffer[0]].offset,
              (REAL *)b->buffers + m->buffers[op->buffer[1]].offset, (REAL *)b->stats + b->stats_at[i], y);
             break;
+        }
         case PS_OP_RELU:
             K(relu_forward)(elements, x, y);
             break;
@@ -79,9 +87,11 @@ static void K(forward_ops)(struct ps_backend *b)
             break;
         }
     }
+    return 0;
 }
 
-static void K(backward_ops)(struct ps_backend *b, ps_grad_ready ready, void *ready_context)
+static int K(backward_ops)(struct ps_backend *b, ps_grad_ready ready, void *ready_context,
+                           struct ps_error *err)
 {
     const struct ps_model *m = b->model;
     int n = b->count;
@@ -99,11 +109,20 @@ static void K(backward_ops)(struct ps_backend *b, ps_grad_ready ready, void *rea
             (n, c, h, oc, oh, op, x, K(param)(b, op->param[0]), dy, dx, K(grad)(b, op->param[0]),
              (REAL *)b->columns);
             break;
-        case PS_OP_BN:
+        case PS_OP_BN: {
+            const REAL *stats = (REAL *)b->stats + b->stats_at[i];
+            const double *shared = NULL;
+            K(bn_sums)(n, c, h * h, x, stats, dy, b->own);
+            if (b->mode == PS_TRAIN) {
+                int r = ps_bn_share(&b->exchange, b->own, c, PS_BN_SUMS, &shared, err);
+                if (r < 0)
+                    return r;
+            }
             K(bn_backward)
-            (n, c, h * h, b->mode == PS_TRAIN, x, K(param)(b, op->param[0]),
-             (REAL *)b->stats + b->stats_at[i], dy, dx, K(grad)(b, op->param[0]), K(grad)(b, op->param[1]));
+            (n, c, h * h, b->own, shared, x, K(param)(b, op->param[0]), stats, dy, dx,
+             K(grad)(b, op->param[0]), K(grad)(b, op->param[1]));
             break;
+        }
         case PS_OP_RELU:
             if (dx)
                 K(relu_backward)(elements, y, dy, dx);
@@ -138,10 +157,11 @@ static void K(backward_ops)(struct ps_backend *b, ps_grad_ready ready, void *rea
                 ready(ready_context, id);
         }
     }
+    return 0;
 }
 
-static void K(backward_pass)(struct ps_backend *b, bool accumulate, const float *cotangent,
-                             ps_grad_ready ready, void *ready_context)
+static int K(backward_pass)(struct ps_backend *b, bool accumulate, const float *cotangent,
+                            ps_grad_ready ready, void *ready_context, struct ps_error *err)
 {
     const struct ps_model *m = b->model;
     size_t outputs = ps_ref_value_elements(b, m->output);
@@ -154,7 +174,7 @@ static void K(backward_pass)(struct ps_backend *b, bool accumulate, const float 
         memcpy(seed, b->loss_grad, outputs * sizeof(REAL));
     if (!accumulate)
         memset(b->grads, 0, m->param_elements * sizeof(REAL));
-    K(backward_ops)(b, ready, ready_context);
+    return K(backward_ops)(b, ready, ready_context, err);
 }
 
 static void K(step)(struct ps_backend *b, const struct ps_optimizer_step *s)

@@ -118,31 +118,40 @@ static void K(conv_backward)(int n, int c, int h, int oc, int oh, const struct p
 
 /* stats [2, c]: mean and 1 / sqrt(variance + eps) that were used. batch: of this batch, and the running ones
  * move (the variance unbiased; one element a channel has variance 0). Else the running ones are used. */
-static void K(bn_forward)(int n, int c, int hw, const struct ps_op *op, bool batch, const REAL *x,
+/* The batch's moments by channel: [count, mean[c], sum of squared deviations[c]]. */
+static void K(bn_moments)(int n, int c, int hw, const REAL *x, double *moments)
+{
+    moments[0] = (double)n * hw;
+    for (int k = 0; k < c; k++) {
+        double mean = 0, squares = 0;
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < hw; j++)
+                mean += (double)x[((size_t)i * c + k) * hw + j];
+        mean /= moments[0];
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < hw; j++) {
+                double d = (double)x[((size_t)i * c + k) * hw + j] - mean;
+                squares += d * d;
+            }
+        moments[1 + k] = mean;
+        moments[1 + c + k] = squares;
+    }
+}
+
+/* moments: as above, of all images that share the statistics; NULL: by the running ones. */
+static void K(bn_forward)(int n, int c, int hw, const struct ps_op *op, const double *moments, const REAL *x,
                           const REAL *scale, const REAL *shift, REAL *running_mean, REAL *running_var,
                           REAL *stats, REAL *y)
 {
-    double count = (double)n * hw;
     for (int k = 0; k < c; k++) {
-        double mean = 0, var = 0;
-        if (batch) {
-            for (int i = 0; i < n; i++)
-                for (int j = 0; j < hw; j++)
-                    mean += (double)x[((size_t)i * c + k) * hw + j];
-            mean /= count;
-            for (int i = 0; i < n; i++)
-                for (int j = 0; j < hw; j++) {
-                    double d = (double)x[((size_t)i * c + k) * hw + j] - mean;
-                    var += d * d;
-                }
-            double unbiased = count > 1 ? var / (count - 1) : 0;
-            var /= count;
-            double m = (double)op->momentum;
+        double mean = (double)running_mean[k], var = (double)running_var[k];
+        if (moments) {
+            double count = moments[0], m = (double)op->momentum;
+            double unbiased = count > 1 ? moments[1 + c + k] / (count - 1) : 0;
+            mean = moments[1 + k];
+            var = moments[1 + c + k] / count;
             running_mean[k] = (REAL)((1 - m) * (double)running_mean[k] + m * mean);
             running_var[k] = (REAL)((1 - m) * (double)running_var[k] + m * unbiased);
-        } else {
-            mean = (double)running_mean[k];
-            var = (double)running_var[k];
         }
         REAL used = (REAL)mean, inverse = (REAL)(1 / sqrt(var + (double)op->eps));
         stats[k] = used;
@@ -155,10 +164,10 @@ static void K(bn_forward)(int n, int c, int hw, const struct ps_op *op, bool bat
     }
 }
 
-static void K(bn_backward)(int n, int c, int hw, bool batch, const REAL *x, const REAL *scale,
-                           const REAL *stats, const REAL *dy, REAL *dx, REAL *dscale, REAL *dshift)
+/* By channel: [count, sum of dy [c], sum of dy * normalised x [c]]. */
+static void K(bn_sums)(int n, int c, int hw, const REAL *x, const REAL *stats, const REAL *dy, double *sums)
 {
-    double count = (double)n * hw;
+    sums[0] = (double)n * hw;
     for (int k = 0; k < c; k++) {
         double mean = (double)stats[k], inverse = (double)stats[c + k], sum = 0, dot = 0;
         for (int i = 0; i < n; i++)
@@ -167,16 +176,30 @@ static void K(bn_backward)(int n, int c, int hw, bool batch, const REAL *x, cons
                 sum += (double)dy[at];
                 dot += (double)dy[at] * ((double)x[at] - mean) * inverse;
             }
-        dscale[k] += (REAL)MUTATE(1, dot);
-        dshift[k] += (REAL)MUTATE(2, sum);
+        sums[1 + k] = sum;
+        sums[1 + c + k] = dot;
+    }
+}
+
+/* own: sums of this batch, for the parameters' gradients; shared: of all images whose statistics were used
+ * (own again, or all ranks'), NULL: the statistics were the running ones, which do not depend on x. */
+static void K(bn_backward)(int n, int c, int hw, const double *own, const double *shared, const REAL *x,
+                           const REAL *scale, const REAL *stats, const REAL *dy, REAL *dx, REAL *dscale,
+                           REAL *dshift)
+{
+    for (int k = 0; k < c; k++) {
+        double mean = (double)stats[k], inverse = (double)stats[c + k];
+        dscale[k] += (REAL)MUTATE(1, own[1 + c + k]);
+        dshift[k] += (REAL)MUTATE(2, own[1 + k]);
         if (!dx)
             continue;
         for (int i = 0; i < n; i++)
             for (int j = 0; j < hw; j++) {
                 size_t at = ((size_t)i * c + k) * hw + j;
                 double d = (double)dy[at];
-                if (batch) /* the batch's mean and variance depend on x too */
-                    d -= (sum + ((double)x[at] - mean) * inverse * MUTATE(3, dot)) / count;
+                if (shared) /* the batch's mean and variance depend on x too */
+                    d -= (shared[1 + k] + ((double)x[at] - mean) * inverse * MUTATE(3, shared[1 + c + k])) /
+                         shared[0];
                 dx[at] += (REAL)(d * inverse * (double)scale[k]);
             }
     }

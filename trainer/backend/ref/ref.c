@@ -2,6 +2,7 @@
 #include "trainer/backend/ref/ref.h"
 
 #include "trainer/backend/arena.h"
+#include "trainer/backend/bn_exchange.h"
 #include "trainer/optim/optim.h"
 
 #include <math.h>
@@ -38,6 +39,8 @@ struct ps_backend {
     void *columns; /* im2col of one image, of the largest convolution */
     size_t columns_capacity;
     void *loss_grad; /* [count, classes] */
+    double *own;     /* one BN op's message: [1 + 2 * c] */
+    struct ps_bn_exchange exchange;
     struct ps_metrics metrics;
 };
 
@@ -117,6 +120,8 @@ static void ref_destroy(struct ps_backend *b)
                            b->chosen,      b->chosen_at, b->columns, b->loss_grad};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
+    free(b->own);
+    ps_bn_exchange_done(&b->exchange);
     free(b);
 }
 
@@ -166,6 +171,7 @@ static int ref_create(const struct ps_backend_config *config, struct ps_backend 
         return r;
     }
     size_t stats = 0;
+    int widest = 0;
     for (int i = 0; i < m->op_count; i++) {
         const struct ps_op *op = &m->ops[i];
         for (int k = 0; k < 2; k++)
@@ -174,6 +180,7 @@ static int ref_create(const struct ps_backend_config *config, struct ps_backend 
         if (op->kind == PS_OP_BN) {
             b->stats_at[i] = stats;
             stats += 2 * (size_t)m->values[op->out].channels;
+            widest = m->values[op->out].channels > widest ? m->values[op->out].channels : widest;
         }
     }
     b->last_use[m->output] = m->op_count;
@@ -201,7 +208,9 @@ static int ref_create(const struct ps_backend_config *config, struct ps_backend 
     b->stats = calloc(stats + 1, b->real);
     b->chosen = calloc(b->chosen_capacity + 1, sizeof *b->chosen);
     b->columns = calloc(b->columns_capacity + 1, b->real);
-    bool ok = b->params && b->buffers && b->values && b->stats && b->chosen && b->columns;
+    b->own = calloc(ps_bn_message(widest), sizeof *b->own);
+    bool ok = b->params && b->buffers && b->values && b->stats && b->chosen && b->columns && b->own &&
+              ps_bn_exchange_init(&b->exchange, config->bn_sync, widest) == 0;
     if (config->training) {
         b->grads = calloc(m->param_elements + 1, b->real);
         b->moment1 = calloc(m->param_elements + 1, b->real);
@@ -330,17 +339,19 @@ static int ref_forward(struct ps_backend *b, const struct ps_batch *batch, enum 
     double smoothing = (double)loss->label_smoothing, scale = (double)loss->grad_scale;
     if (is_double(b)) {
         load_images_f64(b, batch);
-        forward_ops_f64(b);
-        if (b->has_loss && batch->labels)
+        r = forward_ops_f64(b, err);
+        if (r == 0 && b->has_loss && batch->labels)
             b->metrics.loss_sum += loss_f64(b->count, classes, value_f64(b, m->output), batch->labels,
                                             smoothing, scale, loss_grad, &b->metrics.correct);
     } else {
         load_images_f32(b, batch);
-        forward_ops_f32(b);
-        if (b->has_loss && batch->labels)
+        r = forward_ops_f32(b, err);
+        if (r == 0 && b->has_loss && batch->labels)
             b->metrics.loss_sum += loss_f32(b->count, classes, value_f32(b, m->output), batch->labels,
                                             smoothing, scale, loss_grad, &b->metrics.correct);
     }
+    if (r < 0)
+        return r;
     b->metrics.count += b->has_loss ? b->count : 0;
     b->ran = true;
     b->forward_trained = training;
@@ -354,12 +365,10 @@ static int ref_backward(struct ps_backend *b, bool accumulate, const float *cota
         return ps_fail(err, PS_FAILED_PRECONDITION, "backend: backward follows a forward in a training mode");
     if (!cotangent && !b->has_loss)
         return ps_fail(err, PS_FAILED_PRECONDITION, "backend: no loss was computed, a cotangent is needed");
-    if (is_double(b))
-        backward_pass_f64(b, accumulate, cotangent, ready, ready_context);
-    else
-        backward_pass_f32(b, accumulate, cotangent, ready, ready_context);
-    b->went_back = true;
-    return 0;
+    int r = is_double(b) ? backward_pass_f64(b, accumulate, cotangent, ready, ready_context, err)
+                         : backward_pass_f32(b, accumulate, cotangent, ready, ready_context, err);
+    b->went_back = r == 0;
+    return r;
 }
 
 static int ref_update(struct ps_backend *b, const struct ps_optimizer_step *step, struct ps_error *err)
