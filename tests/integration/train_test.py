@@ -176,7 +176,7 @@ def case_bad_input():
     bad(["--epochs", "0"], "--epochs", "0")
     bad(["--lr"], "--lr", "fast")
     bad(["--recipe"], "--recipe", "slow")
-    bad(["--sync_bn"], "--sync_bn")
+    bad(["--sync_norm"], "--sync_norm")
     bad(["--on-nan"], "--on_nan", "ignore")
     bad(["here"], "here")
     bad(["--enable_gpu true"], "--data_url", data, "--enable_gpu", "true")
