@@ -10,6 +10,7 @@
 #include "trainer/dist/local.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ struct member {
     void (*work)(struct member *m);
     int code;
     struct ps_error err;
-    float sums[LENGTH];
+    float sums[LENGTH], *large;
     bool good;
 };
 
@@ -174,6 +175,65 @@ static void test_abort_ends_waits(void **state)
     free(members);
 }
 
+enum { LARGE = 3 << 20, MARK = 0x5a };
+
+struct aborter {
+    struct ps_comm *comm;
+    double at_s;
+};
+
+static void *abort_later(void *context)
+{
+    struct aborter *a = context;
+    while (ps_monotonic_s() < a->at_s)
+        sched_yield();
+    a->comm->ops->abort(a->comm, "given up in the middle of a sum");
+    return NULL;
+}
+
+/* What a rank does with its memory once its call has failed is its own business. */
+static void sum_and_reuse(struct member *m)
+{
+    m->code = m->comm->ops->all_reduce(m->comm, m->large, LARGE, PS_F32, &m->err);
+    if (m->code)
+        memset(m->large, MARK, LARGE * sizeof *m->large);
+}
+
+static void test_failed_call_leaves_the_memory_alone(void **state)
+{
+    (void)state;
+    enum { WORLD = 4, ROUNDS = 24 };
+    struct member *members = calloc(WORLD, sizeof *members);
+    float *marked = malloc(LARGE * sizeof *marked);
+    memset(marked, MARK, LARGE * sizeof *marked);
+    for (int round = 0; round < ROUNDS; round++) { /* the abort falls before, into and behind the sum */
+        struct ps_comm *comms[WORLD];
+        struct ps_error err = {0};
+        assert_int_equal(ps_comm_local(WORLD, 600, comms, &err), 0);
+        for (int r = 0; r < WORLD; r++) {
+            members[r] = (struct member){.comm = comms[r], .work = sum_and_reuse};
+            members[r].large = calloc(LARGE, sizeof(float));
+            assert_non_null(members[r].large);
+        }
+        struct aborter aborter = {comms[0], ps_monotonic_s() + round * 0.001};
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, abort_later, &aborter), 0);
+        for (int r = 0; r < WORLD; r++)
+            assert_int_equal(pthread_create(&members[r].thread, NULL, run, &members[r]), 0);
+        for (int r = 0; r < WORLD; r++)
+            pthread_join(members[r].thread, NULL);
+        pthread_join(thread, NULL);
+        for (int r = 0; r < WORLD; r++) {
+            if (members[r].code)
+                assert_memory_equal(members[r].large, marked, LARGE * sizeof *marked);
+            comms[r]->ops->destroy(comms[r]);
+            free(members[r].large);
+        }
+    }
+    free(marked);
+    free(members);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -181,6 +241,7 @@ int main(void)
         cmocka_unit_test(test_other_counts_are_named),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_abort_ends_waits),
+        cmocka_unit_test(test_failed_call_leaves_the_memory_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,6 +29,7 @@ struct group {
     pthread_mutex_t lock; /* guards all below; calls[] of a rank is read by others between the two meetings */
     pthread_cond_t changed;
     int world_size, users, arrived;
+    int inside; /* ranks between the two meetings of a call: they use all ranks' memory */
     unsigned long meeting;
     double collective_s;
     struct ps_error error; /* the first; stays */
@@ -67,14 +68,19 @@ static void check_call(struct group *g, int rank)
     break_group(g, &why);
 }
 
-/* All ranks come here, or the group breaks. */
-static int meet(struct local_comm *c, double deadline, struct ps_error *err)
+/* All ranks come here, or the group breaks. ends: the call's second meeting, which no rank leaves, not even
+ * for a group that is broken, while another one still works on its memory (that takes no longer than a sum).
+ */
+static int meet(struct local_comm *c, bool ends, double deadline, struct ps_error *err)
 {
     struct group *g = c->group;
     pthread_mutex_lock(&g->lock);
     const unsigned long meeting = g->meeting;
+    if (ends && --g->inside == 0)
+        pthread_cond_broadcast(&g->changed);
     if (!g->error.code && ++g->arrived == g->world_size) {
         g->arrived = 0;
+        g->inside = ends ? 0 : g->world_size;
         g->meeting++;
         pthread_cond_broadcast(&g->changed);
     }
@@ -89,6 +95,8 @@ static int meet(struct local_comm *c, double deadline, struct ps_error *err)
             break_group(g, &why);
         }
     }
+    while (ends && g->inside && g->meeting == meeting)
+        pthread_cond_wait(&g->changed, &g->lock);
     int code = g->meeting == meeting ? ps_fail(err, g->error.code, "%s", g->error.message) : 0;
     pthread_mutex_unlock(&g->lock);
     return code;
@@ -135,7 +143,7 @@ static int collective(struct ps_comm *comm, struct call call, void *out, struct 
     g->calls[comm->rank] = call;
     check_call(g, comm->rank);
     pthread_mutex_unlock(&g->lock);
-    int code = meet(c, deadline, err);
+    int code = meet(c, false, deadline, err);
     if (code)
         return code;
     switch (call.kind) {
@@ -153,7 +161,7 @@ static int collective(struct ps_comm *comm, struct call call, void *out, struct 
     case BARRIER:
         break;
     }
-    return meet(c, deadline, err); /* nobody's memory is given back while another may read it */
+    return meet(c, true, deadline, err);
 }
 
 static int local_all_reduce(struct ps_comm *comm, void *data, size_t count, enum ps_dtype type,
