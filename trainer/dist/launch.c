@@ -208,8 +208,13 @@ static int from_open_mpi(struct asked *a)
 static int from_slurm(struct asked *a)
 {
     /* A batch script has SLURM_PROCID=0 too, and is no rank: only srun's steps count. */
-    if (!env(a, "SLURM_STEP_ID") || !env(a, "SLURM_PROCID"))
+    if (!env(a, "SLURM_STEP_ID"))
         return 0;
+    if (!env(a, "SLURM_PROCID"))
+        return ps_fail(
+            a->err, PS_INVALID_ARGUMENT,
+            "SLURM_STEP_ID is set but SLURM_PROCID is not: start the processes with srun, or unset "
+            "SLURM_STEP_ID for a single process");
     const char *sizes[] = {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"};
     int code = 0, node = 0;
     for (int i = 0; i < 3 && code == 0; i++)
