@@ -183,6 +183,7 @@ static int choose_replicas(struct job *job, struct ps_error *err)
         most = o->threads_given ? cores() / (int)o->threads : cores();
         most = o->batch < most ? (int)o->batch : most < 1 ? 1 : most;
     }
+    most = most < PS_TRAIN_REPLICAS_MAX ? most : PS_TRAIN_REPLICAS_MAX;
     job->replicas = o->replicas_given ? (int)o->replicas : most;
     if (!cpu && job->replicas > job->devices)
         return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT, "--replicas %d: there are %d GPUs",
@@ -633,7 +634,7 @@ static void *run_replica(void *context)
 
 static int start_replicas(struct job *job, double start_s, struct replica **ret, struct ps_error *err)
 {
-    struct ps_comm *comms[256];
+    struct ps_comm *comms[PS_TRAIN_REPLICAS_MAX];
     struct replica *all = calloc((size_t)job->replicas, sizeof *all);
     if (!all)
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for %d replicas", job->replicas);

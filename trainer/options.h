@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { PS_TRAIN_OPTIONS_MAX = 64 };
+enum { PS_TRAIN_OPTIONS_MAX = 64, PS_TRAIN_REPLICAS_MAX = 256 };
 
 struct ps_train_options {
     /* as given, by the table's rows */
