@@ -20,6 +20,8 @@
 
 extern const unsigned char ps_schema_0001[];
 extern const size_t ps_schema_0001_size;
+extern const unsigned char ps_schema_0002[];
+extern const size_t ps_schema_0002_size;
 
 /* ---- Opening ---- */
 
@@ -139,6 +141,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
 {
     const struct ps_migration migrations[] = {
         {"0001_initial", ps_schema_0001, ps_schema_0001_size},
+        {"0002_confusion", ps_schema_0002, ps_schema_0002_size},
     };
     enum { known = sizeof migrations / sizeof *migrations };
     struct ps_store *store = calloc(1, sizeof *store);

@@ -270,6 +270,9 @@ struct ps_epoch {
     uint64_t step;
     uint32_t correct, counted;
     bool no_eval; /* val_loss and accuracy mean nothing */
+    /* Writing only: classes * classes counts by label, then prediction; NULL: none. */
+    const uint32_t *confusion;
+    uint32_t classes;
 };
 struct ps_epoch_list {
     struct ps_epoch *epochs; /* by (epoch, attempt) */
@@ -277,6 +280,16 @@ struct ps_epoch_list {
     void *memory;
 };
 void ps_epoch_list_done(struct ps_epoch_list *list);
+enum { PS_MAX_CLASSES = 100 };
+struct ps_confusion {
+    uint32_t epoch, attempt, classes;
+    uint32_t counts[PS_MAX_CLASSES * PS_MAX_CLASSES]; /* [classes, classes] by label, then prediction */
+};
+/* Kept for a run's newest and best evaluated epoch. epoch 0: the best; latest: the newest. PS_NOT_FOUND says
+ * which are there. */
+int ps_store_get_confusion(struct ps_store *store, const char *run, uint32_t epoch, bool latest,
+                           struct ps_confusion *ret, struct ps_error *err);
+
 /* all_attempts false: each epoch once, by the newest attempt that reported it. */
 int ps_store_query_epochs(struct ps_store *store, const char *run, bool all_attempts,
                           struct ps_epoch_list *ret_list, struct ps_error *err);

@@ -106,6 +106,80 @@ static int summarise(struct ps_tx *tx, int64_t n, struct ps_error *err)
         last.samples_per_s, best.epoch, best.accuracy, n);
 }
 
+/* The newest and the best epoch's stay. */
+static int put_confusion(struct ps_tx *tx, int64_t run, uint32_t attempt, const struct ps_epoch *e,
+                         struct ps_error *err)
+{
+    const size_t cells = (size_t)e->classes * e->classes;
+    unsigned char *counts = malloc(cells * 4 + 1);
+    if (!counts)
+        return ps_no_memory(err);
+    for (size_t i = 0; i < cells; i++)
+        for (int k = 0; k < 4; k++)
+            counts[4 * i + (size_t)k] = (unsigned char)(e->confusion[i] >> (8 * k));
+    int code = ps_sql_run(tx->conn, err,
+                          "INSERT OR REPLACE INTO confusions (run, epoch, attempt, classes, counts)"
+                          " VALUES (?, ?, ?, ?, ?)",
+                          "ikkkb", run, e->epoch, attempt, e->classes, counts, cells * 4);
+    free(counts);
+    if (!code)
+        code = ps_sql_run(tx->conn, err,
+                          "DELETE FROM confusions WHERE run = ?1 AND NOT (epoch = ?2 AND attempt = ?3)"
+                          " AND epoch <> (SELECT best_epoch FROM runs WHERE n = ?1)",
+                          "ikk", run, e->epoch, attempt);
+    return code;
+}
+
+static int read_confusion(struct ps_conn *conn, const char *run, uint32_t epoch, bool latest,
+                          struct ps_confusion *ret, struct ps_error *err)
+{
+    struct ps_run_key key = {0};
+    sqlite3_stmt *stmt;
+    int code = ps_find_run(conn, run, &key, err);
+    if (!code)
+        code = ps_sql_query(conn, &stmt, err,
+                            "SELECT epoch, attempt, classes, counts FROM confusions WHERE run = ?1 AND "
+                            "(?3 OR epoch = CASE WHEN ?2 THEN ?2 ELSE (SELECT best_epoch FROM runs WHERE n = "
+                            "?1) END) ORDER BY attempt DESC, epoch DESC LIMIT 1",
+                            "ikk", key.n, epoch, (uint32_t)latest);
+    if (code)
+        return code;
+    code = ps_sql_step(stmt, err);
+    if (code == 0)
+        return ps_fail(
+            err, PS_NOT_FOUND,
+            "run %s has no confusion matrix of %s: the newest and the best evaluated epoch's are kept", run,
+            latest || !epoch ? "any epoch" : "this epoch");
+    if (code < 0)
+        return code;
+    ret->epoch = (uint32_t)sqlite3_column_int64(stmt, 0);
+    ret->attempt = (uint32_t)sqlite3_column_int64(stmt, 1);
+    ret->classes = (uint32_t)sqlite3_column_int64(stmt, 2);
+    const unsigned char *counts = sqlite3_column_blob(stmt, 3);
+    const size_t cells = (size_t)ret->classes * ret->classes;
+    code = ret->classes <= PS_MAX_CLASSES && (size_t)sqlite3_column_bytes(stmt, 3) == cells * 4
+               ? 0
+               : ps_fail(err, PS_DATA_LOSS, "run %s: the confusion matrix of epoch %u is damaged", run,
+                         ret->epoch);
+    for (size_t i = 0; i < cells && !code; i++)
+        ret->counts[i] = (uint32_t)counts[4 * i] | (uint32_t)counts[4 * i + 1] << 8 |
+                         (uint32_t)counts[4 * i + 2] << 16 | (uint32_t)counts[4 * i + 3] << 24;
+    sqlite3_reset(stmt);
+    return code;
+}
+
+int ps_store_get_confusion(struct ps_store *store, const char *run, uint32_t epoch, bool latest,
+                           struct ps_confusion *ret, struct ps_error *err)
+{
+    struct ps_conn *conn;
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    code = read_confusion(conn, run, epoch, latest, ret, err);
+    ps_read_end(store, conn);
+    return code;
+}
+
 struct epoch_arguments {
     const char *name;
     const struct ps_epoch *epoch;
@@ -147,6 +221,8 @@ static int epoch_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
                           (int64_t)e->step, e->correct, e->counted, (unsigned)e->no_eval);
     if (!code)
         code = summarise(tx, key.n, err);
+    if (!code && e->confusion)
+        code = put_confusion(tx, key.n, attempt, e, err);
     if (!code && e->no_eval)
         code = ps_tx_event(tx, key.id, attempt, "epoch", err, "epoch %u: train loss %.4f", e->epoch,
                            e->train_loss);

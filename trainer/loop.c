@@ -526,7 +526,7 @@ static bool read_order(struct loop *l, const struct ps_checkpoint *checkpoint)
         l->order_of_arrival[n++] = (int)value;
         text = end;
     }
-    return n == l->c->model->param_count && !*text;
+    return text && n == l->c->model->param_count && !*text;
 }
 
 static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool evaluated,

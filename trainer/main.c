@@ -409,6 +409,8 @@ static void describe(struct job *job)
     add_pair(job, "effective_lr", text);
     snprintf(text, sizeof text, "%lld", global_batch(job));
     add_pair(job, "global_batch", text);
+    if (strstr(job->data->name, "CIFAR-10") && job->data->classes == 10)
+        add_pair(job, "class_names", "airplane automobile bird cat deer dog frog horse ship truck");
     add_pair(job, "launched_by", job->launch.source);
     add_pair(job, "version", PARAMSYNC_VERSION);
     if (job->launch.rank != 0)

@@ -135,7 +135,14 @@ void ps_report_epoch(struct ps_report *report, const struct ps_report_epoch *epo
                                    .correct = (uint32_t)epoch->correct,
                                    .counted = (uint32_t)epoch->counted,
                                    .no_eval = epoch->no_eval};
+    const size_t cells = epoch->confusion ? (size_t)epoch->classes * (size_t)epoch->classes : 0;
+    uint32_t *counts = cells ? malloc(cells * sizeof *counts) : NULL;
+    for (size_t i = 0; counts && i < cells; i++)
+        counts[i] = (uint32_t)epoch->confusion[i];
+    copy.confusion = counts;
+    copy.classes = (uint32_t)epoch->classes;
     paramsync_reporter_epoch(report->reporter, &copy);
+    free(counts);
 }
 
 void ps_report_point(struct ps_report *report, const char *name, int64_t step, double value, double elapsed_s)

@@ -23,6 +23,10 @@ void ps_epoch_request(const char *run, const struct paramsync_epoch *epoch,
     ret_request->correct = epoch->correct;
     ret_request->counted = epoch->counted;
     ret_request->no_eval = epoch->no_eval;
+    if (epoch->confusion) {
+        ret_request->n_confusion = (size_t)epoch->classes * epoch->classes;
+        ret_request->confusion = (uint32_t *)epoch->confusion; /* only packed */
+    }
 }
 
 int paramsync_report_epoch(struct paramsync_client *client, const char *run,

@@ -174,6 +174,10 @@ struct paramsync_epoch {
     uint64_t step;
     uint32_t correct, counted;
     bool no_eval; /* not evaluated: val_loss and accuracy mean nothing */
+    /* In a report: test images by label, then prediction, [classes, classes], at most 100 classes; NULL:
+     * none. Their sum is counted, their diagonal correct. Copied. Never set in answers. */
+    const uint32_t *confusion;
+    uint32_t classes;
 };
 int paramsync_report_epoch(struct paramsync_client *client, const char *run,
                            const struct paramsync_epoch *epoch, struct paramsync_error *err);

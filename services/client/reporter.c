@@ -47,6 +47,7 @@ struct batch {
 struct epoch_item {
     struct epoch_item *next;
     struct paramsync_epoch epoch;
+    uint32_t confusion[]; /* the epoch's, if it has one */
 };
 
 struct checkpoint_item {
@@ -847,7 +848,9 @@ void paramsync_reporter_point(struct paramsync_reporter *r, const char *name, ui
 
 void paramsync_reporter_epoch(struct paramsync_reporter *r, const struct paramsync_epoch *epoch)
 {
-    struct epoch_item *item = calloc(1, sizeof *item);
+    const size_t cells =
+        epoch->confusion && epoch->classes <= 100 ? (size_t)epoch->classes * epoch->classes : 0;
+    struct epoch_item *item = calloc(1, sizeof *item + cells * sizeof *item->confusion);
     pthread_mutex_lock(&r->lock);
     if (!item || r->dead || r->stats.epochs_waiting >= queue_max) {
         r->stats.epochs_refused++;
@@ -856,6 +859,9 @@ void paramsync_reporter_epoch(struct paramsync_reporter *r, const struct paramsy
         return;
     }
     item->epoch = *epoch;
+    item->epoch.confusion = cells ? item->confusion : NULL;
+    if (cells)
+        memcpy(item->confusion, epoch->confusion, cells * sizeof *item->confusion);
     *r->epochs_end = item;
     r->epochs_end = &item->next;
     r->stats.epochs_waiting++;

@@ -30,6 +30,7 @@ PS_HANDLER(ps_handle_watch_run);
 PS_HANDLER(ps_handle_report_epoch);
 PS_HANDLER(ps_handle_report_steps);
 PS_HANDLER(ps_handle_query_series);
+PS_HANDLER(ps_handle_get_confusion);
 PS_HANDLER(ps_handle_put_checkpoint);
 PS_HANDLER(ps_handle_list_checkpoints);
 PS_HANDLER(ps_handle_get_checkpoint);

@@ -25,6 +25,14 @@ PS_HANDLER(ps_handle_report_epoch)
         .counted = request->counted,
         .no_eval = request->no_eval,
     };
+    if (request->n_confusion) {
+        while (epoch.classes * epoch.classes < request->n_confusion && epoch.classes <= PS_MAX_CLASSES)
+            epoch.classes++;
+        if (epoch.classes * epoch.classes != request->n_confusion)
+            return ps_fail(err, PS_INVALID_ARGUMENT, "confusion: %zu counts are no square of 1 to %d classes",
+                           request->n_confusion, PS_MAX_CLASSES);
+        epoch.confusion = request->confusion;
+    }
     bool replaced = false;
     int code = ps_service_report_epoch(service, request->run, &epoch, &replaced, err);
     if (code)
@@ -181,5 +189,27 @@ PS_HANDLER(ps_handle_query_series)
     answer_done(&answer);
     ps_series_list_done(&series);
     ps_epoch_list_done(&epochs);
+    return code;
+}
+
+PS_HANDLER(ps_handle_get_confusion)
+{
+    struct ps_service *service = context;
+    const Paramsync__V1__GetConfusionRequest *request = (const void *)message;
+    struct ps_confusion *found = malloc(sizeof *found);
+    if (!found)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    int code =
+        ps_store_get_confusion(service->store, request->run, request->epoch, request->latest, found, err);
+    if (!code) {
+        Paramsync__V1__Confusion response = PARAMSYNC__V1__CONFUSION__INIT;
+        response.epoch = found->epoch;
+        response.attempt = found->attempt;
+        response.classes = found->classes;
+        response.n_counts = (size_t)found->classes * found->classes;
+        response.counts = found->counts;
+        code = ps_rpc_send(call, &response.base, err);
+    }
+    free(found);
     return code;
 }

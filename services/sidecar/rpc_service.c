@@ -26,6 +26,8 @@ const struct ps_rpc_method ps_sidecar_methods[] = {
     METHOD("Metrics", "ReportSteps", PS_RPC_BIDI, step_batch, step_ack, ps_handle_report_steps),
     METHOD("Metrics", "QuerySeries", PS_RPC_UNARY, query_series_request, query_series_response,
            ps_handle_query_series),
+    METHOD("Metrics", "GetConfusion", PS_RPC_UNARY, get_confusion_request, confusion,
+           ps_handle_get_confusion),
     METHOD("Checkpoints", "PutCheckpoint", PS_RPC_CLIENT_STREAM, put_checkpoint_request, checkpoint,
            ps_handle_put_checkpoint),
     METHOD("Checkpoints", "ListCheckpoints", PS_RPC_UNARY, list_checkpoints_request,

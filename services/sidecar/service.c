@@ -479,6 +479,27 @@ int ps_service_heartbeat(struct ps_service *service, const char *run, const stru
 
 /* ---- Metrics ---- */
 
+static int check_confusion(const struct ps_epoch *e, struct ps_error *err)
+{
+    uint64_t all = 0, right = 0;
+    if (!e->confusion)
+        return 0;
+    if (e->classes < 1 || e->classes > PS_MAX_CLASSES)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "confusion: of %u classes; 1 to %d can be kept", e->classes,
+                       PS_MAX_CLASSES);
+    for (uint32_t i = 0; i < e->classes; i++)
+        for (uint32_t k = 0; k < e->classes; k++) {
+            all += e->confusion[i * e->classes + k];
+            right += i == k ? e->confusion[i * e->classes + k] : 0;
+        }
+    if (all != e->counted || right != e->correct)
+        return ps_fail(
+            err, PS_INVALID_ARGUMENT,
+            "confusion: it holds %llu images, %llu of them right, but counted is %u and correct %u",
+            (unsigned long long)all, (unsigned long long)right, e->counted, e->correct);
+    return 0;
+}
+
 int ps_service_report_epoch(struct ps_service *service, const char *run, const struct ps_epoch *epoch,
                             bool *ret_replaced, struct ps_error *err)
 {
@@ -497,6 +518,8 @@ int ps_service_report_epoch(struct ps_service *service, const char *run, const s
         code = check_step(epoch->step, "step", err);
     if (!code && epoch->correct > epoch->counted)
         code = ps_fail(err, PS_INVALID_ARGUMENT, "correct: %u of %u counted", epoch->correct, epoch->counted);
+    if (!code)
+        code = check_confusion(epoch, err);
     return code ? code : ps_store_report_epoch(service->store, run, epoch, ret_replaced, err);
 }
 

@@ -434,6 +434,37 @@ static int get_series(struct ps_web_api *api, const char *id, const struct ps_we
 
 /* ---- Checkpoints, ranks, events ---- */
 
+static int get_confusion(struct ps_web_api *api, const char *id, const struct ps_web_request *request,
+                         json_t **ret, struct ps_error *err)
+{
+    const char *which = parameter(request, "epoch");
+    int64_t epoch = 0;
+    const bool latest = which && !strcmp(which, "latest");
+    int rc = !which || latest || !strcmp(which, "best")
+                 ? 0
+                 : whole(request, "epoch", 1, UINT32_MAX, 0, &epoch, err);
+    struct ps_confusion *found = rc < 0 ? NULL : malloc(sizeof *found);
+    if (rc == 0)
+        rc = found ? ps_store_get_confusion(api->service->store, id, (uint32_t)epoch, latest, found, err)
+                   : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    if (rc == 0) {
+        json_t *o = json_object(), *rows = json_array();
+        for (uint32_t i = 0; i < found->classes; i++) {
+            json_t *row = json_array();
+            for (uint32_t k = 0; k < found->classes; k++)
+                json_array_append_new(row, json_integer(found->counts[i * found->classes + k]));
+            json_array_append_new(rows, row);
+        }
+        put(o, "epoch", json_integer(found->epoch));
+        put(o, "attempt", json_integer(found->attempt));
+        put(o, "classes", json_integer(found->classes));
+        put(o, "counts", rows);
+        *ret = o;
+    }
+    free(found);
+    return rc;
+}
+
 static int get_checkpoints(struct ps_web_api *api, const char *id, json_t **ret, struct ps_error *err)
 {
     struct ps_checkpoint_list list = {0};
@@ -743,6 +774,8 @@ int ps_web_api_get(struct ps_web_api *api, const struct ps_web_request *request,
             return get_series(api, id, request, ret_json, err);
         if (!strcmp(what, "checkpoints"))
             return get_checkpoints(api, id, ret_json, err);
+        if (!strcmp(what, "confusion"))
+            return get_confusion(api, id, request, ret_json, err);
         if (!strcmp(what, "ranks"))
             return get_ranks(api, id, request, ret_json, err);
         if (!strcmp(what, "events"))

@@ -112,6 +112,13 @@ def main():
             assert check.returncode == 0, check.stdout + check.stderr
             print(check.stdout.strip())
 
+        # Which classes were mistaken for which: all test images, and the printed accuracy.
+        with urllib.request.urlopen(f"http://{http}/api/v1/runs/double/confusion?epoch=latest") as answer:
+            matrix = json.load(answer)
+        cells = [sum(row) for row in matrix["counts"]]
+        assert matrix["epoch"] == 3 and len(cells) == 10, matrix
+        assert abs(sum(matrix["counts"][i][i] for i in range(10)) / sum(cells) - printed) < 1e-4, (matrix, printed)
+
         # Compare and gate.
         table = cli("compare", "single", "double", "sample-1", "--target", "0.3")
         assert all(word in table for word in ("single", "double", "sample-1")), table

@@ -205,6 +205,28 @@ def leftovers():
     return os.listdir(d.dir / "blobs" / "tmp")
 
 
+def test_confusion():
+    create("c")
+    get = lambda **which: d.metrics.GetConfusion(metrics.GetConfusionRequest(run="c", **which))
+    put = lambda epoch, counts, **more: d.metrics.ReportEpoch(metrics.ReportEpochRequest(
+        run="c", epoch=epoch, confusion=counts, elapsed_s=epoch,
+        **{"counted": sum(counts), "correct": counts[0] + counts[-1], "accuracy": (counts[0] + counts[-1]) / max(1, sum(counts)), **more}))
+    fails("none yet", grpc.StatusCode.NOT_FOUND, get, "confusion")
+    put(1, [5, 5, 6, 4])
+    put(2, [9, 1, 2, 8])
+    put(3, [7, 3, 3, 7])
+    put(4, [8, 2, 3, 7])
+    same("the best", (get().epoch, list(get().counts), get().classes), (2, [9, 1, 2, 8], 2))
+    same("the newest", (get(latest=True).epoch, list(get(latest=True).counts)), (4, [8, 2, 3, 7]))
+    same("by number", list(get(epoch=4).counts), [8, 2, 3, 7])
+    fails("given up", grpc.StatusCode.NOT_FOUND, lambda: get(epoch=3), "confusion")
+    fails("no square", INVALID, lambda: put(5, [1, 2, 3]), "square")
+    fails("too many", INVALID, lambda: put(5, [0] * 101 * 101), "square")
+    fails("another sum", INVALID, lambda: put(5, [1, 0, 0, 1], counted=3), "counted")
+    fails("another diagonal", INVALID, lambda: put(5, [1, 0, 0, 1], correct=1), "correct")
+    fails("no such run", grpc.StatusCode.NOT_FOUND, lambda: d.metrics.GetConfusion(metrics.GetConfusionRequest(run="zz")), "zz")
+
+
 def test_checkpoints():
     create("c")
     select = checkpoints.CheckpointSelector
@@ -369,7 +391,7 @@ def test_unknown_method():
     fails("text that is no UTF-8", INVALID, lambda: call(b"\x0a\x02\xff\xfe"), "run")
 
 
-for test in (test_runs, test_list, test_metrics, test_checkpoints, test_watching, test_gate, test_unknown_method):
+for test in (test_runs, test_list, test_metrics, test_confusion, test_checkpoints, test_watching, test_gate, test_unknown_method):
     print(test.__name__, flush=True)
     test()
 # A stop with a stream that is open: its client is told, and the daemon does not wait for it.

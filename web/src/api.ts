@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+import type { Confusion } from "./confusion.ts";
 import type { Checkpoint, Comparison, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
 
 // Sent to the window when the sidecar no longer takes what we show it (a new token, a new browser).
@@ -69,6 +70,15 @@ export const getSeries = (run: string, name: string, signal?: AbortSignal): Prom
   get(`runs/${id(run)}/series?name=${id(name)}&rank=-1&max_points=2000`, signal);
 export const getCheckpoints = (run: string, signal?: AbortSignal): Promise<{ checkpoints: Checkpoint[] }> =>
   get(`runs/${id(run)}/checkpoints`, signal);
+// Null where there is none: nothing evaluated yet, or reported by a client that does not send it.
+export async function getConfusion(run: string, signal?: AbortSignal): Promise<Confusion | null> {
+  try {
+    return await get<Confusion>(`runs/${id(run)}/confusion?epoch=best`, signal);
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) return null;
+    throw error;
+  }
+}
 export const getEvents = (run: string, signal?: AbortSignal): Promise<{ events: RunEvent[] }> =>
   get(`runs/${id(run)}/events`, signal);
 export const compareRuns = (runs: readonly string[], target: number, signal?: AbortSignal): Promise<Comparison> =>

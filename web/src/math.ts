@@ -41,3 +41,11 @@ export function points(x: readonly (number | null)[], y: readonly (number | null
   }
   return out;
 }
+
+// The share of each row that lies on the diagonal; null for a class without images.
+export function classAccuracy(counts: readonly (readonly number[])[]): (number | null)[] {
+  return counts.map((row, i) => {
+    const all = row.reduce((sum, count) => sum + count, 0);
+    return all ? (row[i] ?? 0) / all : null;
+  });
+}

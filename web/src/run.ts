@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: progress, live curves, checkpoints, events, attempts, configuration.
-import { getCheckpoints, getEpochs, getEvents, getInfo, getRun, getSeries, type Info } from "./api.ts";
+import { getCheckpoints, getConfusion, getEpochs, getEvents, getInfo, getRun, getSeries, type Info } from "./api.ts";
+import { confusionTable, type Confusion } from "./confusion.ts";
 import { Chart, dashOf, type ChartSpec, type Line, type XKind } from "./chart.ts";
 import { h, replace, type Child } from "./dom.ts";
 import { absolute, bytes, DASH, duration, fixed, num, percent, percentShort, rate } from "./format.ts";
@@ -28,6 +29,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
   let answer: SeriesAnswer | null = null;
   let events: RunEvent[] = [];
   let checkpoints: Checkpoint[] = [];
+  let confusion: Confusion | null = null;
   let seriesName = params.get("series") ?? "";
   let steps: SeriesAnswer | null = null;
   const abort = new AbortController();
@@ -41,6 +43,8 @@ export function runPage(id: string, params: URLSearchParams): Page {
   const noCurves = h("p", { class: "soft" });
   const stepBox = h("div", {});
   const checkpointBox = h("div", {});
+  const confusionBox = h("div", {});
+  const confusionPanel = panel(t("confusion"), confusionBox);
   const eventBox = h("div", {});
   const attemptBox = h("div", {});
   const configBox = h("div", {});
@@ -51,6 +55,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     panel(t("curves"), controls, noCurves, curves),
     stepBox,
     panel(t("checkpoints"), checkpointBox),
+    confusionPanel,
     h("div", { class: "two" }, panel(t("events"), eventBox), panel(t("attempts"), attemptBox)),
     panel(t("configuration"), configBox),
   ];
@@ -249,12 +254,20 @@ export function runPage(id: string, params: URLSearchParams): Page {
           h("span", { class: "event-kind" }, word("k_", e.kind)), h("span", { class: "event-detail" }, e.detail)))));
   }
 
+  function drawConfusion(): void {
+    confusionPanel.hidden = !confusion;
+    if (!confusion) return;
+    const names = run?.config?.find(([key]) => key === "class_names")?.[1].split(" ") ?? [];
+    replace(confusionBox, confusionTable(confusion, names));
+  }
+
   function drawAll(): void {
     drawHead();
     drawCurves();
     drawNames();
     drawCheckpoints();
     drawEvents();
+    drawConfusion();
   }
 
   let busy = false;
@@ -265,13 +278,14 @@ export function runPage(id: string, params: URLSearchParams): Page {
       return;
     }
     busy = true;
-    Promise.all([info ?? getInfo(abort.signal), getRun(id, abort.signal), getEpochs(id, abort.signal), getCheckpoints(id, abort.signal), getEvents(id, abort.signal)]).then(
-      ([gotInfo, gotRun, gotSeries, gotCheckpoints, gotEvents]) => {
+    Promise.all([info ?? getInfo(abort.signal), getRun(id, abort.signal), getEpochs(id, abort.signal), getCheckpoints(id, abort.signal), getEvents(id, abort.signal), getConfusion(id, abort.signal)]).then(
+      ([gotInfo, gotRun, gotSeries, gotCheckpoints, gotEvents, gotConfusion]) => {
         info = gotInfo;
         run = gotRun;
         answer = gotSeries;
         checkpoints = gotCheckpoints.checkpoints;
         events = gotEvents.events;
+        confusion = gotConfusion;
         if (page.firstChild !== title) {
           replace(page, content);
           drawControls();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { differences, points, remaining, shellQuote } from "../src/math.ts";
+import { classAccuracy, differences, points, remaining, shellQuote } from "../src/math.ts";
 
 test("remaining time is the mean of the last five epochs times what is left", () => {
   assert.equal(remaining([1], [10], 4), 30);
@@ -31,4 +31,9 @@ test("only options that differ are listed, absent ones as null", () => {
 test("points keep NaN and drop what was not evaluated", () => {
   assert.deepEqual(points([1, 2, 3, 4], [0.5, null, NaN, Infinity]), { x: [1, 3, 4], y: [0.5, NaN, Infinity] });
   assert.deepEqual(points([null, NaN, 1], [1, 2, 3]), { x: [1], y: [3] });
+});
+
+test("a class's accuracy is its share of the diagonal", () => {
+  assert.deepEqual(classAccuracy([[3, 1, 0], [0, 0, 0], [2, 2, 4]]), [0.75, null, 0.5]);
+  assert.deepEqual(classAccuracy([]), []);
 });
