@@ -221,7 +221,7 @@ def test_confusion():
     same("by number", list(get(epoch=4).counts), [8, 2, 3, 7])
     fails("given up", grpc.StatusCode.NOT_FOUND, lambda: get(epoch=3), "confusion")
     fails("no square", INVALID, lambda: put(5, [1, 2, 3]), "square")
-    fails("too many", INVALID, lambda: put(5, [0] * 101 * 101), "square")
+    fails("too many", INVALID, lambda: put(5, [0] * 101 * 101), "1 to 100")
     fails("another sum", INVALID, lambda: put(5, [1, 0, 0, 1], counted=3), "counted")
     fails("another diagonal", INVALID, lambda: put(5, [1, 0, 0, 1], correct=1), "correct")
     fails("no such run", grpc.StatusCode.NOT_FOUND, lambda: d.metrics.GetConfusion(metrics.GetConfusionRequest(run="zz")), "zz")
