@@ -9,6 +9,7 @@
 #include "trainer/dist/rendezvous.h"
 #include "trainer/dist/start.h"
 #include "trainer/loop.h"
+#include "trainer/meet.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -138,6 +139,37 @@ static int cores(void)
 
 /* ---- parts ---- */
 
+static int on_listening(void *meet, int port, struct ps_error *err)
+{
+    return meet ? ps_meet_answer(meet, port, err) : 0;
+}
+
+/* Where rank 0 is, if that is to be asked from the sidecar. */
+static int meet_ranks(struct job *job, struct ps_meet **ret_meet, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    struct ps_launch *launch = &job->launch;
+    char secret[PS_MEET_SECRET];
+    if (!launch->meet_sidecar[0])
+        return 0;
+    const struct ps_meet_config config = {.sidecar = launch->meet_sidecar,
+                                          .run = launch->meet_run,
+                                          .token_file = o->token_file,
+                                          .tls_ca = o->tls_ca,
+                                          .tls_cert = o->tls_cert,
+                                          .tls_key = o->tls_key,
+                                          .rank = launch->rank,
+                                          .world_size = launch->world_size};
+    int code = ps_meet_open(&config, ret_meet, err);
+    if (!code && launch->rank == 0)
+        code = ps_meet_invite(*ret_meet, launch->host, sizeof launch->host, secret, err);
+    else if (!code)
+        code = ps_meet_find(*ret_meet, launch->host, sizeof launch->host, &launch->port, secret, err);
+    if (!code)
+        snprintf(launch->secret, sizeof launch->secret, "%s", secret);
+    return code;
+}
+
 static int join(struct job *job, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
@@ -145,14 +177,23 @@ static int join(struct job *job, struct ps_error *err)
     int local_size = launch->local_size > 0 ? launch->local_size : 1;
     job->local_rank = launch->local_rank > 0 ? launch->local_rank : 0;
     if (launch->world_size > 1) {
+        struct ps_meet *meet = NULL;
+        int code = meet_ranks(job, &meet, err);
+        if (code) {
+            ps_meet_close(meet);
+            return code;
+        }
         const struct ps_rendezvous_config config = {.rank = launch->rank,
                                                     .world_size = launch->world_size,
                                                     .host = launch->host,
                                                     .port = launch->port,
                                                     .secret = launch->secret,
                                                     .heartbeat_s = o->heartbeat_timeout,
-                                                    .on_failure = on_failure};
-        int code = ps_rendezvous_open(&config, &job->rendezvous, err);
+                                                    .on_listening = on_listening,
+                                                    .on_failure = on_failure,
+                                                    .context = meet};
+        code = ps_rendezvous_open(&config, &job->rendezvous, err);
+        ps_meet_close(meet);
         if (code)
             return code;
         if (launch->local_size <= 0)

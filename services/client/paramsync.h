@@ -163,6 +163,20 @@ int paramsync_watch_run(struct paramsync_client *client, const char *run, uint64
                         int (*on_event)(void *context, const struct paramsync_event *event), void *context,
                         struct paramsync_error *err);
 
+/* ---- Rendezvous: a small key-value store in the sidecar's memory ---- */
+
+/* run and key: 1 to 256 bytes; value: at most 64 KiB; ttl_s: after which it is forgotten, 0: 600. */
+int paramsync_rendezvous_set(struct paramsync_client *client, const char *run, const char *key,
+                             const void *value, size_t size, double ttl_s, struct paramsync_error *err);
+/* Waits at most timeout_s for the key (DEADLINE_EXCEEDED); 0: does not wait (NOT_FOUND). *ret_value is
+ * free()d by the caller; a NUL follows its bytes. */
+int paramsync_rendezvous_get(struct paramsync_client *client, const char *run, const char *key,
+                             double timeout_s, void **ret_value, size_t *ret_size,
+                             struct paramsync_error *err);
+/* A counter that begins at 0. */
+int paramsync_rendezvous_add(struct paramsync_client *client, const char *run, const char *key,
+                             int64_t amount, double ttl_s, int64_t *ret_sum, struct paramsync_error *err);
+
 /* ---- Metrics ---- */
 
 struct paramsync_epoch {

@@ -154,8 +154,8 @@ static int watch(struct ps_rpc_call *call, const ProtobufCMessage *message, void
 
 const struct ps_rpc_method ps_rpc_health_methods[2] = {
     {"/grpc.health.v1.Health/Check", PS_RPC_UNARY, &grpc__health__v1__health_check_request__descriptor,
-     &grpc__health__v1__health_check_response__descriptor, check},
+     &grpc__health__v1__health_check_response__descriptor, check, false},
     {"/grpc.health.v1.Health/Watch", PS_RPC_SERVER_STREAM,
      &grpc__health__v1__health_check_request__descriptor,
-     &grpc__health__v1__health_check_response__descriptor, watch},
+     &grpc__health__v1__health_check_response__descriptor, watch, false},
 };

@@ -183,7 +183,7 @@ static int info(struct ps_rpc_call *call, const ProtobufCMessage *unused, void *
 #define METHOD(path)                                                                                         \
     {                                                                                                        \
         path, PS_RPC_BIDI, &grpc__reflection__v1alpha__server_reflection_request__descriptor,                \
-            &grpc__reflection__v1alpha__server_reflection_response__descriptor, info                         \
+            &grpc__reflection__v1alpha__server_reflection_response__descriptor, info, false                  \
     }
 const struct ps_rpc_method ps_rpc_reflection_methods[2] = {
     METHOD("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),

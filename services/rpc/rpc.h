@@ -43,6 +43,7 @@ struct ps_rpc_method {
     enum ps_rpc_kind kind;
     const ProtobufCMessageDescriptor *request, *response;
     ps_rpc_handler handler;
+    bool waits; /* a unary method that may wait for long: on a thread of its own, counted with the streams */
 };
 
 struct ps_rpc_server_config {

@@ -270,7 +270,7 @@ static int register_methods(struct ps_rpc_server *server, const struct ps_rpc_me
                 server->core, methods[i].path, NULL,
                 one_request ? GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER : GRPC_SRM_PAYLOAD_NONE, 0),
             .context = context,
-            .pool = methods[i].kind == PS_RPC_UNARY ? unary : streams,
+            .pool = methods[i].kind == PS_RPC_UNARY && !methods[i].waits ? unary : streams,
             .open = open,
         };
         if (!registered->handle)

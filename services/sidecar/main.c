@@ -330,7 +330,8 @@ static int start(struct program *p, struct ps_error *err)
         .method_count = ps_sidecar_method_count,
         .context = p->service,
         .intercept = ps_sidecar_intercept,
-        .workers = 16, /* they mostly wait for the writer, which takes what waits together */
+        .max_streams = 2048, /* ranks that wait for their rendezvous, watches, uploads */
+        .workers = 16,       /* they mostly wait for the writer, which takes what waits together */
         .tls_cert = p->tls_cert,
         .tls_key = p->tls_key,
         .tls_ca = p->tls_ca,

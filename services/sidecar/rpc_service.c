@@ -3,13 +3,19 @@
 
 #include "paramsync/v1/gate.pb-c.h"
 #include "paramsync/v1/metrics.pb-c.h"
+#include "paramsync/v1/rendezvous.pb-c.h"
 
 #include <string.h>
 
 #define METHOD(service, method, kind, request, response, handler)                                            \
     {                                                                                                        \
         "/paramsync.v1." service "/" method, kind, &paramsync__v1__##request##__descriptor,                  \
-            &paramsync__v1__##response##__descriptor, handler                                                \
+            &paramsync__v1__##response##__descriptor, handler, false                                         \
+    }
+#define WAITING(service, method, request, response, handler)                                                 \
+    {                                                                                                        \
+        "/paramsync.v1." service "/" method, PS_RPC_UNARY, &paramsync__v1__##request##__descriptor,          \
+            &paramsync__v1__##response##__descriptor, handler, true                                          \
     }
 
 const struct ps_rpc_method ps_sidecar_methods[] = {
@@ -40,6 +46,9 @@ const struct ps_rpc_method ps_sidecar_methods[] = {
            ps_handle_watch_checkpoints),
     METHOD("Checkpoints", "DeleteCheckpoint", PS_RPC_UNARY, delete_checkpoint_request,
            delete_checkpoint_response, ps_handle_delete_checkpoint),
+    METHOD("Rendezvous", "Set", PS_RPC_UNARY, set_request, set_response, ps_handle_rendezvous_set),
+    WAITING("Rendezvous", "Get", get_request, get_response, ps_handle_rendezvous_get),
+    METHOD("Rendezvous", "Add", PS_RPC_UNARY, add_request, add_response, ps_handle_rendezvous_add),
     METHOD("Gate", "Compare", PS_RPC_UNARY, compare_request, compare_response, ps_handle_compare),
     METHOD("Gate", "Evaluate", PS_RPC_UNARY, evaluate_request, evaluate_response, ps_handle_evaluate),
 };

@@ -236,7 +236,8 @@ int ps_service_open(const struct ps_service_config *config, struct ps_service **
     service->started_ns = ps_wall_ns();
     service->live = live_new(service->clock);
     service->hub = ps_hub_new();
-    int code = service->live && service->hub ? 0 : no_memory(err);
+    service->meetings = ps_meetings_new(service->clock);
+    int code = service->live && service->hub && service->meetings ? 0 : no_memory(err);
     if (!code && config->token && !(service->token = strdup(config->token)))
         code = no_memory(err);
     struct ps_store_config store = config->store;
@@ -266,6 +267,7 @@ struct ps_service *ps_service_free(struct ps_service *service)
     ps_store_free(service->store);
     ps_blobs_free(service->blobs);
     ps_hub_free(service->hub);
+    ps_meetings_free(service->meetings);
     live_free(service->live);
     pthread_mutex_destroy(&service->blobs_lock);
     free(service->token);

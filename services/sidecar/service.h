@@ -9,6 +9,7 @@
 #include "services/base/clock.h"
 #include "services/sidecar/blobs.h"
 #include "services/sidecar/hub.h"
+#include "services/sidecar/rendezvous.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,6 +29,7 @@ struct ps_service {
     struct ps_store *store;
     struct ps_blobs *blobs;
     struct ps_hub *hub;
+    struct ps_meetings *meetings; /* the Rendezvous service's */
     const struct ps_clock *clock;
     struct ps_live *live;
     pthread_mutex_t blobs_lock; /* a blob's file and its row in the catalogue appear and go together */

@@ -31,11 +31,13 @@ static void say(const char *text)
     fflush(stdout);
 }
 
-static void on_listening(void *context, int port)
+static int on_listening(void *context, int port, struct ps_error *err)
 {
+    (void)err;
     (void)context;
     printf("listening %d\n", port);
     fflush(stdout);
+    return 0;
 }
 
 static void on_failure(void *context, const char *reason)

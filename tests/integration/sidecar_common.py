@@ -36,7 +36,7 @@ def stubs():
     """The generated modules: runs, metrics, checkpoints, gate (and each one's ..._grpc)."""
     out = folder / "stubs"
     out.mkdir()
-    names = ["runs", "metrics", "checkpoints", "gate"]
+    names = ["runs", "metrics", "checkpoints", "gate", "rendezvous"]
     arguments = ["protoc", f"-I{SOURCE / 'proto'}", "-I/usr/include", f"--python_out={out}", f"--grpc_python_out={out}"]
     if protoc.main(arguments + [f"paramsync/v1/{name}.proto" for name in names]):
         sys.exit("protoc failed")
@@ -48,7 +48,7 @@ def stubs():
     return modules
 
 
-runs, runs_grpc, metrics, metrics_grpc, checkpoints, checkpoints_grpc, gate, gate_grpc = stubs()
+runs, runs_grpc, metrics, metrics_grpc, checkpoints, checkpoints_grpc, gate, gate_grpc, rendezvous, rendezvous_grpc = stubs()
 
 
 class Daemon:
@@ -77,6 +77,7 @@ class Daemon:
         self.runs = runs_grpc.RunsStub(channel)
         self.metrics = metrics_grpc.MetricsStub(channel)
         self.checkpoints = checkpoints_grpc.CheckpointsStub(channel)
+        self.rendezvous = rendezvous_grpc.RendezvousStub(channel)
         self.gate = gate_grpc.GateStub(channel)
         self.channel = channel
         return self

@@ -227,6 +227,32 @@ def test_confusion():
     fails("no such run", grpc.StatusCode.NOT_FOUND, lambda: d.metrics.GetConfusion(metrics.GetConfusionRequest(run="zz")), "zz")
 
 
+def test_rendezvous():
+    r = d.rendezvous
+    put = lambda key, value, run="job", **more: r.Set(rendezvous.SetRequest(run=run, key=key, value=value, **more))
+    get = lambda key, run="job", timeout=20, **more: r.Get(rendezvous.GetRequest(run=run, key=key, **more), timeout=timeout).value
+    put("a", b"\0\xff1")
+    same("a value", get("a"), b"\0\xff1")
+    put("a", b"")
+    same("an empty one in its place", get("a"), b"")
+    fails("another run's", grpc.StatusCode.NOT_FOUND, lambda: get("a", run="other", no_wait=True), "a is not there")
+    fails("not in time", grpc.StatusCode.DEADLINE_EXCEEDED, lambda: get("b", timeout=0.3))
+    same("sums", [r.Add(rendezvous.AddRequest(run="job", key="n", amount=k)).sum for k in (1, 41, -2)], [1, 42, 40])
+    same("a counter's digits", get("n"), b"40")
+    fails("no counter", grpc.StatusCode.FAILED_PRECONDITION, lambda: r.Add(rendezvous.AddRequest(run="job", key="a", amount=1)), "key")
+    fails("no key", INVALID, lambda: put("", b"x"), "key")
+    fails("no run", INVALID, lambda: put("k", b"x", run=""), "run")
+    fails("a long key", INVALID, lambda: put("k" * 257, b"x"), "key")
+    fails("a long value", INVALID, lambda: put("k", b"x" * 65537), "value")
+    fails("a time", INVALID, lambda: put("k", b"x", ttl_s=-1), "ttl_s")
+    fails("a time", INVALID, lambda: put("k", b"x", ttl_s=math.nan), "ttl_s")
+    # More wait than there are workers, others are still answered, and all get it.
+    waiting = [r.Get.future(rendezvous.GetRequest(run="job", key="late"), timeout=60) for _ in range(200)]
+    same("answered meanwhile", d.runs.ListRuns(runs.ListRunsRequest(), timeout=20) is not None, True)
+    put("late", b"here")
+    same("all of them", {w.result().value for w in waiting}, {b"here"})
+
+
 def test_checkpoints():
     create("c")
     select = checkpoints.CheckpointSelector
@@ -391,7 +417,7 @@ def test_unknown_method():
     fails("text that is no UTF-8", INVALID, lambda: call(b"\x0a\x02\xff\xfe"), "run")
 
 
-for test in (test_runs, test_list, test_metrics, test_confusion, test_checkpoints, test_watching, test_gate, test_unknown_method):
+for test in (test_runs, test_list, test_metrics, test_confusion, test_rendezvous, test_checkpoints, test_watching, test_gate, test_unknown_method):
     print(test.__name__, flush=True)
     test()
 # A stop with a stream that is open: its client is told, and the daemon does not wait for it.

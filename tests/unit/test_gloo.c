@@ -36,13 +36,15 @@ struct member {
     double took_s;
 };
 
-static void on_listening(void *context, int port)
+static int on_listening(void *context, int port, struct ps_error *err)
 {
+    (void)err;
     struct job *job = ((struct member *)context)->job;
     pthread_mutex_lock(&job->lock);
     job->port = port;
     pthread_cond_broadcast(&job->changed);
     pthread_mutex_unlock(&job->lock);
+    return 0;
 }
 
 static void *run_member(void *context)

@@ -53,13 +53,15 @@ static void job_init(struct job *job)
     pthread_cond_init(&job->changed, NULL);
 }
 
-static void on_listening(void *context, int port)
+static int on_listening(void *context, int port, struct ps_error *err)
 {
+    (void)err;
     struct member *m = context;
     pthread_mutex_lock(&m->job->lock);
     m->job->port = port;
     pthread_cond_broadcast(&m->job->changed);
     pthread_mutex_unlock(&m->job->lock);
+    return 0;
 }
 
 static void on_failure(void *context, const char *reason)

@@ -744,7 +744,7 @@ static void test_both_directions_at_once(void **state)
 {
     (void)state;
     static const struct ps_rpc_method methods[] = {
-        {PROBE("Chat"), PS_RPC_BIDI, NOTE_TYPE, NOTE_TYPE, acknowledge}};
+        {PROBE("Chat"), PS_RPC_BIDI, NOTE_TYPE, NOTE_TYPE, acknowledge, false}};
     struct fixture f;
     struct ps_rpc_server_config config = base_config(&f);
     config.methods = methods;

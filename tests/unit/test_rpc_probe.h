@@ -193,10 +193,10 @@ static inline int probe_chat(struct ps_rpc_call *call, const ProtobufCMessage *u
 }
 
 static const struct ps_rpc_method probe_methods[] = {
-    {PROBE("Echo"), PS_RPC_UNARY, NOTE_TYPE, NOTE_TYPE, probe_echo},
-    {PROBE("Sum"), PS_RPC_CLIENT_STREAM, NOTE_TYPE, NOTE_TYPE, probe_sum},
-    {PROBE("Count"), PS_RPC_SERVER_STREAM, NOTE_TYPE, NOTE_TYPE, probe_count},
-    {PROBE("Chat"), PS_RPC_BIDI, NOTE_TYPE, NOTE_TYPE, probe_chat},
+    {PROBE("Echo"), PS_RPC_UNARY, NOTE_TYPE, NOTE_TYPE, probe_echo, false},
+    {PROBE("Sum"), PS_RPC_CLIENT_STREAM, NOTE_TYPE, NOTE_TYPE, probe_sum, false},
+    {PROBE("Count"), PS_RPC_SERVER_STREAM, NOTE_TYPE, NOTE_TYPE, probe_count, false},
+    {PROBE("Chat"), PS_RPC_BIDI, NOTE_TYPE, NOTE_TYPE, probe_chat, false},
 };
 #define PROBE_METHODS (sizeof probe_methods / sizeof *probe_methods)
 

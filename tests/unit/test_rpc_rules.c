@@ -286,7 +286,7 @@ static void test_refused_batch_ends_the_call(void **state)
 {
     (void)state;
     static const struct ps_rpc_method methods[] = {
-        {PROBE("Count"), PS_RPC_SERVER_STREAM, NOTE_TYPE, NOTE_TYPE, spoiled}};
+        {PROBE("Count"), PS_RPC_SERVER_STREAM, NOTE_TYPE, NOTE_TYPE, spoiled, false}};
     struct fixture f;
     start_server(&f, methods, 1, 0);
     struct result r;
@@ -381,7 +381,7 @@ static void test_long_details_arrive(void **state)
 {
     (void)state;
     static const struct ps_rpc_method methods[] = {
-        {PROBE("Echo"), PS_RPC_UNARY, NOTE_TYPE, NOTE_TYPE, long_winded}};
+        {PROBE("Echo"), PS_RPC_UNARY, NOTE_TYPE, NOTE_TYPE, long_winded, false}};
     struct fixture f;
     start_server(&f, methods, 1, 0);
     struct result r;

@@ -296,6 +296,34 @@ static int from_model_arts(struct asked *a)
     return 1;
 }
 
+/* grpc://HOST:PORT/RUN */
+static int read_meeting(struct asked *a, const char *method)
+{
+    const char *address = method + 7, *slash = strrchr(address, '/');
+    struct ps_error why = {0};
+    char host[256], sidecar[sizeof a->out.meet_sidecar];
+    int port = 0;
+    size_t length = slash ? (size_t)(slash - address) : 0;
+    if (!slash || !slash[1] || !length || length >= sizeof sidecar ||
+        strlen(slash + 1) >= sizeof a->out.meet_run)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT,
+                       "--init_method %.200s: give grpc://HOST:PORT/RUN: the sidecar's address and a name of "
+                       "the job",
+                       method);
+    memcpy(sidecar, address, length);
+    sidecar[length] = '\0';
+    if (ps_parse_host_port(sidecar, host, sizeof host, &port, &why) < 0)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT, "--init_method %.200s: %s", method, why.message);
+    if (!host[0] || port == 0)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT,
+                       "--init_method %.200s: the sidecar's %s is missing (grpc://HOST:PORT/RUN)", method,
+                       host[0] ? "port" : "host");
+    snprintf(a->out.meet_sidecar, sizeof a->out.meet_sidecar, "%s", sidecar);
+    snprintf(a->out.meet_run, sizeof a->out.meet_run, "%s", slash + 1);
+    a->have_address = true;
+    return 0;
+}
+
 /* tcp://HOST:PORT fills the address, env:// leaves it to the environment. */
 static int read_init_method(struct asked *a, const char *method, bool *ret_env)
 {
@@ -305,13 +333,13 @@ static int read_init_method(struct asked *a, const char *method, bool *ret_env)
         return 0;
     }
     if (strncasecmp(method, "grpc://", 7) == 0)
-        return ps_fail(
-            a->err, PS_UNIMPLEMENTED,
-            "--init_method %.200s: ranks cannot meet at the sidecar yet; give tcp://HOST:PORT of rank 0",
-            method);
+        return read_meeting(a, method);
     if (strncasecmp(method, "tcp://", 6) != 0)
-        return ps_fail(a->err, PS_INVALID_ARGUMENT,
-                       "--init_method %.200s: give tcp://HOST:PORT of rank 0, or env://", method);
+        return ps_fail(
+            a->err, PS_INVALID_ARGUMENT,
+            "--init_method %.200s: give tcp://HOST:PORT of rank 0, env://, or grpc://HOST:PORT/RUN of the "
+            "sidecar",
+            method);
     struct ps_error why = {0};
     if (ps_parse_host_port(method + 6, a->out.host, sizeof a->out.host, &a->out.port, &why) < 0)
         return ps_fail(a->err, PS_INVALID_ARGUMENT, "--init_method %.200s: %s", method, why.message);

@@ -31,6 +31,9 @@ struct ps_launch {
     int local_rank, local_size; /* -1: not known here; the rendezvous tells (ps_rendezvous_locality) */
     char host[256];             /* of rank 0; "" only if world_size is 1 and nothing was said */
     int port;
+    /* With grpc://HOST:PORT/RUN: where the sidecar is and which of its rendezvous; then host, port and secret
+     * come from there. Else empty. */
+    char meet_sidecar[300], meet_run[257];
     const char *source; /* static: "flags", "torchrun", "Open MPI", "Slurm", "ModelArts", "single process" */
     char secret[320]; /* keeps strangers out of the rendezvous: PARAMSYNC_JOB_SECRET, or derived from the job
                        */
@@ -38,8 +41,7 @@ struct ps_launch {
 
 typedef const char *(*ps_getenv)(void *context, const char *name); /* NULL if unset; "" counts as unset */
 
-/* get may be NULL: the process's environment. PS_INVALID_ARGUMENT with one line for the user;
- * PS_UNIMPLEMENTED for grpc://. */
+/* get may be NULL: the process's environment. PS_INVALID_ARGUMENT with one line for the user. */
 int ps_launch_resolve(const struct ps_launch_flags *flags, ps_getenv get, void *context,
                       struct ps_launch *ret, struct ps_error *err);
 

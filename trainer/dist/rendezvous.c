@@ -524,7 +524,9 @@ static int join_local(struct ps_rendezvous *r, const struct ps_rendezvous_config
         return code;
     }
     if (config->on_listening)
-        config->on_listening(config->context, r->port);
+        code = config->on_listening(config->context, r->port, err);
+    if (code < 0)
+        return code;
     code = handshake(r, config->secret, after(join_s), err);
     return code == JOIN_AGAIN ? ps_fail(err, PS_INTERNAL, "rank 0 cannot reach its own store") : code;
 }

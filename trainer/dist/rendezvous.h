@@ -35,8 +35,9 @@ struct ps_rendezvous_config {
     const char *secret; /* the same on all ranks; at most 319 bytes */
     double join_s;      /* until all ranks must have joined; 0: 300 s */
     double heartbeat_s; /* 0: 5 s; at least 0.2 */
-    /* Rank 0, on the calling thread, before it waits for the others. May be NULL. */
-    void (*on_listening)(void *context, int port);
+    /* Rank 0, on the calling thread, before it waits for the others; ranks may join meanwhile. A failure ends
+     * open. May be NULL. */
+    int (*on_listening)(void *context, int port, struct ps_error *err);
     /* Once, on the watchdog's thread, after the attached communicator was told. May end the process (_exit):
      * that is how a rank whose main thread computes is stopped. Not called once close has begun. May be NULL.
      */
