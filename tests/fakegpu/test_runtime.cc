@@ -1,26 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stand-in for the CUDA runtime does what the real one does, and each of its checks fires. Compiled as a
  * kernel source is. */
-#include "fake.h"
+#include "check.h"
 #include "fake_launch.h"
-
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(what)                                                                                          \
-    do {                                                                                                     \
-        if (!(what)) {                                                                                       \
-            fprintf(stderr, "%s:%d: %s does not hold; last report: %s\n", __FILE__, __LINE__, #what,         \
-                    ps_fake_last_report());                                                                  \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-#define FIRES(text)                                                                                          \
-    do {                                                                                                     \
-        CHECK(ps_fake_reports() > 0 && strstr(ps_fake_last_report(), text));                                 \
-        ps_fake_clear_reports();                                                                             \
-    } while (0)
 
 __global__ void add(float *x, float v, int n)
 {
