@@ -58,6 +58,7 @@ struct epoch_sums {
     double loss, correct, count;
     double seen; /* count and what was skipped */
     double train_s, eval_s;
+    double input_wait_s, reduce_wait_s;
     double val_loss, val_correct, val_count;
     double lr;
 };
@@ -283,6 +284,8 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
     sums->loss += loss_sum;
     sums->correct += correct;
     sums->count += count;
+    sums->input_wait_s += input_wait;
+    sums->reduce_wait_s += times.wait_s;
     double lr = rate_at(l, epoch, number);
     struct ps_optimizer_step step = optimizer_step(l, lr);
     int code = c->ops->update(c->backend, &step, err);
@@ -311,6 +314,46 @@ static double time_left(const struct loop *l, int epoch, int64_t done, double sp
     return done ? spent_s / (double)done * steps : -1;
 }
 
+enum { PROFILE_ROWS = 512 };
+
+static void print_part(const char *name, double forward_s, double backward_s, double all_s,
+                       const char *detail)
+{
+    fprintf(stderr, "%-32s %9.3f s %9.3f s %5.1f %%%s%s\n", name, forward_s, backward_s,
+            100 * (forward_s + backward_s) / (all_s > 0 ? all_s : 1), *detail ? "  " : "", detail);
+}
+
+/* Restarts the sums; with print_s, the epoch's training time, prints them and what they leave of it. */
+static int profile(struct loop *l, const struct epoch_sums *sums, double print_s, struct ps_error *err)
+{
+    const struct ps_loop_config *c = l->c;
+    if (!l->o->profile || l->rank != 0)
+        return 0;
+    if (!c->ops->profile) {
+        ps_log_warning("--profile: backend %s tells nothing about its parts", c->ops->name);
+        return 0;
+    }
+    struct ps_profile_row *rows = calloc(PROFILE_ROWS, sizeof *rows);
+    if (!rows)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory for the profile");
+    int count = c->ops->profile(c->backend, rows, PROFILE_ROWS);
+    if (print_s > 0) {
+        double left = print_s - sums->input_wait_s - sums->reduce_wait_s;
+        ps_progress_clear(&l->progress);
+        fprintf(stderr, "%-32s %11s %11s %7s\n", "profile", "forward", "backward", "share");
+        for (int i = 0; i < count; i++) {
+            print_part(rows[i].name, rows[i].forward_s, rows[i].backward_s, print_s, rows[i].detail);
+            left -= rows[i].forward_s + rows[i].backward_s;
+        }
+        print_part("wait for images", sums->input_wait_s, 0, print_s, "");
+        print_part("wait for the other ranks", 0, sums->reduce_wait_s, print_s, "");
+        print_part("all else", left, 0, print_s, "");
+        print_part("the epoch's training", print_s, 0, print_s, "");
+    }
+    free(rows);
+    return 0;
+}
+
 static int train_epoch(struct loop *l, int epoch, struct epoch_sums *sums, struct ps_error *err)
 {
     const struct ps_train_options *o = l->o;
@@ -329,6 +372,8 @@ static int train_epoch(struct loop *l, int epoch, struct epoch_sums *sums, struc
                                         .epoch = epoch,
                                         .resolution = resolution};
     code = ps_loader_start(l->loader, &pass, err);
+    if (!code)
+        code = profile(l, sums, 0, err);
     double begin = ps_monotonic_s();
     for (int64_t s = 0; s < l->steps && !code; s++) {
         size_t first = (size_t)s * (size_t)o->accumulate;
@@ -352,6 +397,8 @@ static int train_epoch(struct loop *l, int epoch, struct epoch_sums *sums, struc
         }
     }
     sums->train_s = ps_monotonic_s() - begin;
+    if (!code)
+        code = profile(l, sums, sums->train_s, err);
     double values[4] = {sums->loss, sums->correct, sums->count, sums->seen};
     if (!code)
         code = sum_over_ranks(l, values, 4, err);

@@ -299,6 +299,8 @@ static int choose_precision(struct job *job, struct ps_error *err)
         return blame_input(job,
                            ps_fail(err, PS_INVALID_ARGUMENT,
                                    "--precision bf16: backend %s has none here: use fp32", job->ops->name));
+    if (strcmp(wanted, "auto") == 0 && !bf16 && job->launch.rank == 0)
+        ps_log_notice("--precision auto: backend %s has no bf16 here, fp32 it is", job->ops->name);
     return 0;
 }
 

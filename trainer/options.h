@@ -31,7 +31,7 @@ struct ps_train_options {
     bool drop_last, normalize;
     double weight_decay, momentum, label_smoothing;
     int64_t seed, threads, eval_every;
-    bool deterministic;
+    bool deterministic, profile;
     const char *ckpt_format, *resume;
     const char *mode, *interface, *on_nan;
     int64_t replicas; /* of mode dp */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Training and evaluation speed of a backend on random images: one line of JSON a measurement, medians over
  * steps. bench_backend [--backend cpu] [--threads 2] [--batch 128] [--resolution 32] [--width 64] [--steps 5]
- * [--eval] */
+ * [--eval] [--profile]: a table of parts on standard error. */
 #include "services/base/clock.h"
 #include "trainer/backend/backend.h"
 
@@ -21,10 +21,45 @@ static int fail(const struct ps_error *err)
     return err->code == PS_UNAVAILABLE ? 77 : 1;
 }
 
+/* Of this program alone: what wait4 tells includes the parent's from before exec. */
+static long peak_mib(void)
+{
+    char line[256];
+    long kib = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, "VmHWM:", 6) == 0)
+            kib = strtol(line + 6, NULL, 10);
+    if (f)
+        fclose(f);
+    return kib / 1024;
+}
+
+enum { MAX_ROWS = 512 };
+
+static void print_profile(const struct ps_backend_ops *ops, struct ps_backend *b, int steps, double all)
+{
+    static struct ps_profile_row rows[MAX_ROWS];
+    int count = ops->profile(b, rows, MAX_ROWS);
+    double sum = 0, convolutions = 0;
+    for (int i = 0; i < count; i++) {
+        double s = rows[i].forward_s + rows[i].backward_s;
+        sum += s;
+        convolutions += strncmp(rows[i].name, "conv ", 5) == 0 ? s : 0;
+        fprintf(stderr, "%-32s %9.2f ms %9.2f ms  %5.1f %%  %s\n", rows[i].name,
+                1e3 * rows[i].forward_s / steps, 1e3 * rows[i].backward_s / steps, 100 * s / all,
+                rows[i].detail);
+    }
+    fprintf(stderr, "%-32s %9.2f ms              %5.1f %%\n", "convolutions", 1e3 * convolutions / steps,
+            100 * convolutions / all);
+    fprintf(stderr, "%-32s %9.2f ms              %5.1f %%\n", "step, and what of it is named",
+            1e3 * all / steps, 100 * sum / all);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = "cpu";
-    int threads = 2, batch = 128, resolution = 32, width = 64, steps = 5, evaluate = 0;
+    int threads = 2, batch = 128, resolution = 32, width = 64, steps = 5, evaluate = 0, profile = 0;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         int *place = strcmp(argv[i], "--threads") == 0      ? &threads
@@ -41,6 +76,8 @@ int main(int argc, char **argv)
             i++;
         } else if (strcmp(argv[i], "--eval") == 0) {
             evaluate = 1;
+        } else if (strcmp(argv[i], "--profile") == 0) {
+            profile = 1;
         } else {
             fprintf(stderr, "bench_backend: unknown flag %s\n", argv[i]);
             return 2;
@@ -98,6 +135,8 @@ int main(int argc, char **argv)
                                          .momentum = 0.9,
                                          .nesterov = true};
         double t[4];
+        if (i == 0 && profile && ops->profile)
+            (void)ops->profile(b, NULL, 0); /* starts the clock */
         t[0] = ps_monotonic_s();
         if (ops->forward(b, &data, evaluate ? PS_EVAL : PS_TRAIN, &loss, &err) < 0)
             return fail(&err);
@@ -118,16 +157,21 @@ int main(int argc, char **argv)
     }
     for (int k = 0; k < 4; k++)
         qsort(seconds + k * steps, (size_t)steps, sizeof *seconds, by_value);
+    double all = 0;
+    for (int i = 0; i < steps; i++)
+        all += seconds[3 * steps + i];
+    if (profile && ops->profile)
+        print_profile(ops, b, steps, all);
     size_t activations, state, workspace;
     ops->memory(b, &activations, &state, &workspace);
     printf("{\"backend\": \"%s\", \"mode\": \"%s\", \"threads\": %d, \"batch\": %d, \"resolution\": %d, "
            "\"width\": %d, "
            "\"img_per_s\": %.2f, \"forward_s\": %.4f, \"backward_s\": %.4f, \"update_s\": %.4f, "
            "\"activations_mib\": %zu, "
-           "\"params_mib\": %zu, \"workspace_mib\": %zu}\n",
+           "\"params_mib\": %zu, \"workspace_mib\": %zu, \"peak_mib\": %ld}\n",
            name, evaluate ? "eval" : "train", threads, batch, resolution, width,
            batch / seconds[3 * steps + steps / 2], seconds[steps / 2], seconds[steps + steps / 2],
-           seconds[2 * steps + steps / 2], activations >> 20, state >> 20, workspace >> 20);
+           seconds[2 * steps + steps / 2], activations >> 20, state >> 20, workspace >> 20, peak_mib());
     ops->destroy(b);
     ps_model_free(m);
     free(params);

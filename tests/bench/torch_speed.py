@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training speed of our CPU backend beside PyTorch's, taken in turns in one run: prints img/s and the ratio.
+"""Training speed of our CPU backend, PyTorch's and that of oneDNN's convolutions alone, taken in turns in one run.
 
-    torch_speed.py [--batch 128] [--threads 2] [--rounds 3] [--steps 2] [--bench PATH/bench_backend]
+    torch_speed.py [--batch 128] [--threads 2] [--rounds 5] [--steps 2] [--resolution 32] [--bench FOLDER]
+--bench: where bench_backend and bench_conv lie.
 PyTorch runs fp32 in its faster layout (channels last). Exits 77 without PyTorch.
 """
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import time
 
 parser = argparse.ArgumentParser()
-for name, value in (("batch", 128), ("threads", 2), ("rounds", 3), ("steps", 2), ("resolution", 32)):
+for name, value in (("batch", 128), ("threads", 2), ("rounds", 5), ("steps", 2), ("resolution", 32)):
     parser.add_argument("--" + name, type=int, default=value)
-parser.add_argument("--bench", default=os.path.join(os.environ.get("PS_BUILD", "build/default"), "tests/bench_backend"))
+parser.add_argument("--bench", default=os.path.join(os.environ.get("PS_BUILD", "build/default"), "tests"))
 args = parser.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(args.threads)
 try:
@@ -44,19 +46,32 @@ def torch_step():
     return time.monotonic() - start
 
 
-def ours():
+def program(name):
     out = subprocess.run(
-        [args.bench, "--threads", str(args.threads), "--batch", str(args.batch), "--steps", str(args.steps),
-         "--resolution", str(args.resolution)], check=True, stdout=subprocess.PIPE).stdout
-    return json.loads(out)["img_per_s"]
+        [os.path.join(args.bench, name), "--threads", str(args.threads), "--batch", str(args.batch), "--steps",
+         str(args.steps), "--resolution", str(args.resolution)], check=True, stdout=subprocess.PIPE).stdout
+    return json.loads(out)
 
 
-theirs_all, ours_all = [], []
+def torch_round():
+    return args.batch / statistics.median(torch_step() for _ in range(args.steps))
+
+
+speeds = {"PyTorch": [], "ours": [], "convolutions": []}
 torch_step()
 for _ in range(args.rounds):
-    theirs_all.append(args.batch / statistics.median(torch_step() for _ in range(args.steps)))
-    ours_all.append(ours())
-theirs, mine = statistics.median(theirs_all), statistics.median(ours_all)
-print(f"batch {args.batch}, {args.threads} threads, fp32: PyTorch {torch.__version__} {theirs:.1f} img/s "
-      f"{[round(v, 1) for v in theirs_all]}, ours {mine:.1f} img/s {[round(v, 1) for v in ours_all]}, "
-      f"ratio {mine / theirs:.2f}")
+    speeds["PyTorch"].append(torch_round())
+    mine = program("bench_backend")
+    memory = mine["peak_mib"]
+    speeds["ours"].append(mine["img_per_s"])
+    speeds["convolutions"].append(program("bench_conv")["img_per_s"])
+middle = {name: statistics.median(values) for name, values in speeds.items()}
+torch_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(f"ResNet-18, batch {args.batch}, {args.resolution} pixels, {args.threads} threads, fp32, "
+      f"{args.rounds} rounds, PyTorch {torch.__version__}")
+for name, values in speeds.items():
+    print(f"  {name:14} {middle[name]:7.1f} img/s  {[round(v, 1) for v in values]}")
+print(f"  ours / PyTorch            {middle['ours'] / middle['PyTorch']:.2f}")
+print(f"  ours / convolutions       {middle['ours'] / middle['convolutions']:.2f}")
+print(f"  PyTorch / convolutions    {middle['PyTorch'] / middle['convolutions']:.2f}")
+print(f"  peak memory: ours {memory:.0f} MiB, PyTorch {torch_memory:.0f} MiB, ratio {memory / torch_memory:.2f}")

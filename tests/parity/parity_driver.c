@@ -5,13 +5,13 @@
  *
  * A job is a line of NAME=VALUE words; the answer to each is one line. Files hold raw little-endian float32
  * (labels: int32) in PyTorch's order, without any header. Words (files named _out are written, others read):
- *   net        resnet18:WIDTH:CLASSES, conv:IN:OUT:KERNEL:STRIDE:PAD, bn:C, bn_relu:C, bn_add_relu:C
- * (relu(bn(x) + x)), relu:C, max_pool:C:KERNEL:STRIDE:PAD, avg_pool:C, dense:IN:OUT list=1     only prints
- * the state's entries, "kind name d0xd1..." separated by commas seed       initial values from this seed
- * instead of params batch, resolution, mode (train, frozen, eval), smoothing, grad_scale params, buffers,
- * images, labels, cotangent optimizer  sgd or adam with lr, momentum, nesterov, weight_decay, beta1, beta2,
- * eps: `steps` updates with the gradients of file step_grads [steps, params] instead of a pass params_out,
- * buffers_out, output_out, grads_out, input_grad_out
+ *   net        resnet18:WIDTH:CLASSES (resnet34, resnet50 alike), conv:IN:OUT:KERNEL:STRIDE:PAD, bn:C,
+ * bn_relu:C, bn_add_relu:C (relu(bn(x) + x)), relu:C, max_pool:C:KERNEL:STRIDE:PAD, avg_pool:C, dense:IN:OUT
+ * list=1     only prints the state's entries, "kind name d0xd1..." separated by commas seed       initial
+ * values from this seed instead of params batch, resolution, mode (train, frozen, eval), smoothing,
+ * grad_scale params, buffers, images, labels, cotangent optimizer  sgd or adam with lr, momentum, nesterov,
+ * weight_decay, beta1, beta2, eps: `steps` updates with the gradients of file step_grads [steps, params]
+ * instead of a pass params_out, buffers_out, output_out, grads_out, input_grad_out
  */
 #include "trainer/backend/backend.h"
 
@@ -83,7 +83,7 @@ static int make_model(const struct job *j, struct ps_model **ret, struct ps_erro
         a[i] = (int)strtol(spec + used + 1, &end, 10);
         used = (int)(end - spec);
     }
-    if (strcmp(kind, "resnet18") == 0)
+    if (strncmp(kind, "resnet", 6) == 0)
         return ps_model_create(kind, a[0], a[1], ret, err);
     struct ps_model *m = ps_model_new(kind, 1, 1, a[0]);
     int v = m ? PS_INVALID_ARGUMENT : PS_RESOURCE_EXHAUSTED;

@@ -11,7 +11,7 @@ import sys
 from common import (Checks, Driver, backends, flat_buffers, flat_grads, flat_params, off_the_kinks, relative, shake)
 import torch
 from torch import nn
-from sample_model import ResNet18, freeze_bn
+from sample_model import ResNet18, ResNet34, ResNet50, freeze_bn
 
 checks = Checks()
 
@@ -30,10 +30,10 @@ def torch_pass(net, x, y, smoothing=0.0):
     return loss.item(), x.grad
 
 
-def frozen(width, count, resolution):
+def frozen(width, count, resolution, model=ResNet18):
     def make(seed):
         torch.manual_seed(seed)
-        return (freeze_bn(shake(ResNet18(width).train(), seed)), *batch_of(seed, count, resolution))
+        return (freeze_bn(shake(model(width).train(), seed)), *batch_of(seed, count, resolution))
 
     net, x, y, seed = off_the_kinks(make, 5e-6)
     print(f"     width {width}: seed {seed}")
@@ -45,9 +45,9 @@ def frozen(width, count, resolution):
             with Driver(backend, precision) as driver:
                 read, numbers = driver.run(
                     {"params": flat_params(net), "buffers": flat_buffers(net), "images": x, "labels": y},
-                    ["output", "grads", "input_grad", "buffers"], net=f"resnet18:{width}:10", batch=count,
+                    ["output", "grads", "input_grad", "buffers"], net=f"{model.__name__.lower()}:{width}:10", batch=count,
                     resolution=resolution, mode="frozen", smoothing=smoothing)
-            where = f"{backend} {precision} width {width}, frozen BN, smoothing {smoothing}"
+            where = f"{model.__name__}, {backend} {precision} width {width}, frozen BN, smoothing {smoothing}"
             worst, name, at = 0, "", 0
             for n, p in net.named_parameters():
                 error = relative(read["grads"][at:at + p.numel()], p.grad)
@@ -193,6 +193,8 @@ part = sys.argv[1]
 torch.set_num_threads(2)
 if part == "frozen":
     frozen(16, 4, 16)
+    frozen(8, 2, 16, ResNet34)
+    frozen(8, 2, 16, ResNet50)
 elif part == "full":
     frozen(64, 2, 16)
 elif part == "ops":

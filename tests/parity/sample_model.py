@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sample's network in PyTorch, written anew for the tests: ResNet-18 for small images.
+"""The sample's network in PyTorch, written anew for the tests: ResNet-18 for small images; ResNet-34 and -50 in the same naming.
 
     from sample_model import ResNet18, freeze_bn
     net = ResNet18(width=64, classes=10)
@@ -12,6 +12,8 @@ from torch import nn
 
 
 class Block(nn.Module):
+    expansion = 1
+
     def __init__(self, channels_in, channels, stride):
         super().__init__()
         self.residual_function = nn.Sequential(
@@ -29,7 +31,33 @@ class Block(nn.Module):
         return torch.relu(self.residual_function(x) + self.shortcut(x))
 
 
+class Bottleneck(nn.Module):
+    expansion = 4
+
+    def __init__(self, channels_in, channels, stride):
+        super().__init__()
+        out = channels * self.expansion
+        self.residual_function = nn.Sequential(
+            nn.Conv2d(channels_in, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, out, 1, bias=False),
+            nn.BatchNorm2d(out))
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels_in != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        return torch.relu(self.residual_function(x) + self.shortcut(x))
+
+
 class ResNet18(nn.Module):
+    block, blocks = Block, (2, 2, 2, 2)
+
     def __init__(self, width=64, classes=10):
         super().__init__()
         self.conv1 = nn.Sequential(
@@ -37,9 +65,11 @@ class ResNet18(nn.Module):
         channels = width
         for stage in range(4):
             out = width << stage
-            blocks = nn.Sequential(Block(channels, out, 1 if stage == 0 else 2), Block(out, out, 1))
+            blocks = nn.Sequential()
+            for i in range(self.blocks[stage]):
+                blocks.append(self.block(channels, out, 2 if stage > 0 and i == 0 else 1))
+                channels = out * self.block.expansion
             setattr(self, f"conv{stage + 2}", blocks)
-            channels = out
         self.avg_pool = nn.AdaptiveAvgPool2d(1)
         self.dense_layer = nn.Linear(channels, classes)
 
@@ -47,6 +77,14 @@ class ResNet18(nn.Module):
         for stage in (self.conv1, self.conv2, self.conv3, self.conv4, self.conv5):
             x = stage(x)
         return self.dense_layer(self.avg_pool(x).flatten(1))
+
+
+class ResNet34(ResNet18):
+    blocks = (3, 4, 6, 3)
+
+
+class ResNet50(ResNet18):
+    block, blocks = Bottleneck, (3, 4, 6, 3)
 
 
 def freeze_bn(net):

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PS_BACKEND_ABI = 2 };
+enum { PS_BACKEND_ABI = 3 };
 
 enum ps_precision { PS_FP32, PS_BF16, PS_FP64 /* ref only, for gradient checks */ };
 
@@ -106,6 +106,14 @@ typedef void (*ps_grad_ready)(void *context, int param);
 
 struct ps_backend; /* each backend's own */
 
+/* Wall time that one part of a step took, summed since profiling was switched on or last read. */
+struct ps_profile_row {
+    char name[80];                /* "conv 64>128 3x3/2 at 32" */
+    char detail[80];              /* the implementations chosen, where that is a choice */
+    double forward_s, backward_s; /* backward: with the gradients of its parameters */
+    int64_t calls;                /* forwards, or what it was called for */
+};
+
 struct ps_backend_ops {
     uint32_t abi; /* PS_BACKEND_ABI */
     const char *name;
@@ -154,6 +162,10 @@ struct ps_backend_ops {
     /* Bytes allocated, by use; for --profile and the memory benchmark. */
     void (*memory)(struct ps_backend *backend, size_t *ret_activations, size_t *ret_params,
                    size_t *ret_workspace);
+    /* NULL where the backend has none. The first call starts the clock; each gives the sums since the one
+     * before (in ret_rows, at most `capacity`) and sets them to zero. Returns the number of rows, 0 at the
+     * first call. */
+    int (*profile)(struct ps_backend *backend, struct ps_profile_row *ret_rows, int capacity);
 };
 
 /* Finds a backend by name: "ref", or a module beside the program (../lib/paramsync/, or

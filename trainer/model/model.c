@@ -292,7 +292,19 @@ int ps_model_dense(struct ps_model *m, const char *prefix, int in, int out)
     return value;
 }
 
-/* relu(bn(conv3x3(relu(bn(conv3x3(x))))) + shortcut(x)); the shortcut is x itself where the shape stays. */
+/* x itself where the shape stays, else bn(conv1x1(x)). */
+static int shortcut(struct ps_model *m, const char *prefix, int in, int channels, int stride)
+{
+    char name[PS_NAME_MAX];
+    if (stride == 1 && m->values[in].channels == channels)
+        return in;
+    snprintf(name, sizeof name, "%s.shortcut.0", prefix);
+    int v = ps_model_conv(m, name, in, channels, 1, stride, 0);
+    snprintf(name, sizeof name, "%s.shortcut.1", prefix);
+    return ps_model_bn(m, name, v);
+}
+
+/* relu(bn(conv3x3(relu(bn(conv3x3(x))))) + shortcut(x)) */
 static int basic_block(struct ps_model *m, const char *prefix, int in, int channels, int stride)
 {
     char name[PS_NAME_MAX];
@@ -307,27 +319,51 @@ static int basic_block(struct ps_model *m, const char *prefix, int in, int chann
     }
     if (v < 0)
         return v;
-    int shortcut = in;
-    if (stride != 1 || m->values[in].channels != channels) {
-        snprintf(name, sizeof name, "%s.shortcut.0", prefix);
-        shortcut = ps_model_conv(m, name, in, channels, 1, stride, 0);
-        snprintf(name, sizeof name, "%s.shortcut.1", prefix);
-        shortcut = ps_model_bn(m, name, shortcut);
-    }
-    return ps_model_relu(m, ps_model_add(m, v, shortcut));
+    return ps_model_relu(m, ps_model_add(m, v, shortcut(m, prefix, in, channels, stride)));
 }
+
+/* As basic_block, narrow in the middle: 1x1, 3x3 (which has the stride), 1x1 to four times the channels. */
+static int bottleneck(struct ps_model *m, const char *prefix, int in, int channels, int stride)
+{
+    static const int kernels[3] = {1, 3, 1}, pads[3] = {0, 1, 0};
+    char name[PS_NAME_MAX];
+    int v = in, out = 4 * channels;
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%s.residual_function.%d", prefix, 3 * i);
+        v = ps_model_conv(m, name, v, i == 2 ? out : channels, kernels[i], i == 1 ? stride : 1, pads[i]);
+        snprintf(name, sizeof name, "%s.residual_function.%d", prefix, 3 * i + 1);
+        v = ps_model_bn(m, name, v);
+        if (i < 2)
+            v = ps_model_relu(m, v);
+    }
+    if (v < 0)
+        return v;
+    return ps_model_relu(m, ps_model_add(m, v, shortcut(m, prefix, in, out, stride)));
+}
+
+struct net {
+    const char *name;
+    int (*block)(struct ps_model *m, const char *prefix, int in, int channels, int stride);
+    int blocks[4]; /* of each stage */
+};
+
+static const struct net nets[] = {
+    {"resnet18", basic_block, {2, 2, 2, 2}},
+    {"resnet34", basic_block, {3, 4, 6, 3}},
+    {"resnet50", bottleneck, {3, 4, 6, 3}},
+};
 
 /* K. He et al., "Deep Residual Learning for Image Recognition" (2016), with the stem for small images: one
  * 3x3 convolution of stride 1 and no pooling. Names are the sample's. */
-static int build_resnet18(struct ps_model *m)
+static int build_resnet(struct ps_model *m, const struct net *net)
 {
     int v = ps_model_conv(m, "conv1.0", m->input, m->width, 3, 1, 1);
     v = ps_model_relu(m, ps_model_bn(m, "conv1.1", v));
     for (int stage = 0; stage < 4; stage++)
-        for (int block = 0; block < 2 && v >= 0; block++) {
-            char prefix[16];
+        for (int block = 0; block < net->blocks[stage] && v >= 0; block++) {
+            char prefix[32];
             snprintf(prefix, sizeof prefix, "conv%d.%d", stage + 2, block);
-            v = basic_block(m, prefix, v, m->width << stage, stage > 0 && block == 0 ? 2 : 1);
+            v = net->block(m, prefix, v, m->width << stage, stage > 0 && block == 0 ? 2 : 1);
         }
     return ps_model_dense(m, "dense_layer", ps_model_avg_pool(m, v), m->classes);
 }
@@ -335,14 +371,19 @@ static int build_resnet18(struct ps_model *m)
 int ps_model_create(const char *name, int width, int classes, struct ps_model **ret_model,
                     struct ps_error *err)
 {
-    if (strcmp(name, "resnet18") != 0)
-        return ps_fail(err, PS_INVALID_ARGUMENT, "model '%.40s' is not known (resnet18 is)", name);
+    const struct net *net = NULL;
+    for (size_t i = 0; i < sizeof nets / sizeof *nets; i++)
+        if (strcmp(name, nets[i].name) == 0)
+            net = &nets[i];
+    if (!net)
+        return ps_fail(err, PS_INVALID_ARGUMENT,
+                       "model '%.40s' is not known (resnet18, resnet34 and resnet50 are)", name);
     if (width < 1 || width > 1024)
         return ps_fail(err, PS_INVALID_ARGUMENT, "model width %d is out of range (1 to 1024)", width);
     if (classes < 1 || classes > 1000)
         return ps_fail(err, PS_INVALID_ARGUMENT, "number of classes %d is out of range (1 to 1000)", classes);
     struct ps_model *m = ps_model_new(name, width, classes, 3);
-    int r = m ? build_resnet18(m) : PS_RESOURCE_EXHAUSTED;
+    int r = m ? build_resnet(m, net) : PS_RESOURCE_EXHAUSTED;
     if (r < 0) {
         ps_model_free(m);
         return ps_fail(err, r, "cannot build model %s: %s", name,

@@ -90,7 +90,8 @@ struct ps_model {
 };
 
 /* name: "resnet18" (the sample's: 62 parameters, 11,173,962 elements and 122 entries at width 64, 10
- * classes). width 1..1024, classes 1..1000. Free with ps_model_free. */
+ * classes), "resnet34" or "resnet50" (bottlenecks; the same stem and naming). width 1..1024, classes 1..1000.
+ * Free with ps_model_free. */
 int ps_model_create(const char *name, int width, int classes, struct ps_model **ret_model,
                     struct ps_error *err);
 struct ps_model *ps_model_free(struct ps_model *model); /* takes NULL, returns NULL */

@@ -7,6 +7,7 @@
  * parameters with their gradients and moments, packed weights, and workspace. */
 #include "trainer/backend/backend.h"
 
+#include "services/base/clock.h"
 #include "trainer/backend/cpu/dnnl_api.h"
 #include "trainer/backend/cpu/kernels.h"
 #include "trainer/backend/cpu/layers.h"
@@ -29,6 +30,14 @@ struct region {
 struct conv_state {                         /* of a convolution, for all graphs */
     size_t packed_forward, packed_backward; /* bytes from the start of the packed weights */
     struct ps_dnnl_call pack_forward, pack_backward, unpack, unpack_add;
+};
+
+/* Parts of a step that are no step of the plan; their profile rows come after those. */
+enum { PART_IMAGES, PART_LOSS, PART_PACK, PART_UPDATE, PARTS };
+
+struct part_time {
+    double forward_s, backward_s;
+    int64_t calls;
 };
 
 struct ps_backend {
@@ -60,6 +69,7 @@ struct ps_backend {
     enum ps_mode mode;
     bool went_back, has_loss;
     struct ps_metrics metrics;
+    struct part_time *profile; /* [step_count + PARTS]; NULL: not wanted */
 };
 
 static int take_region(struct region *r, size_t size, struct ps_error *err)
@@ -108,6 +118,23 @@ static struct ps_shape shape_of(const struct ps_backend *b, const struct ps_grap
                              .block = b->plan.block[v]};
 }
 
+/* --- profile --- */
+
+static double tick(const struct ps_backend *b)
+{
+    return b->profile ? ps_monotonic_s() : 0;
+}
+
+/* row: a step of the plan, or step_count + PART_... */
+static void tock(struct ps_backend *b, int row, bool backward, double since)
+{
+    if (!b->profile)
+        return;
+    struct part_time *t = &b->profile[row];
+    *(backward ? &t->backward_s : &t->forward_s) += ps_monotonic_s() - since;
+    t->calls += !backward || row >= b->plan.step_count;
+}
+
 /* --- creation --- */
 
 static void drop_reorders(struct ps_backend *b)
@@ -139,6 +166,7 @@ static void cpu_destroy(struct ps_backend *b)
     free(b->own);
     ps_bn_exchange_done(&b->exchange);
     free(b->loss_grad);
+    free(b->profile);
     ps_plan_done(&b->plan);
     ps_dnnl_close(&b->dnnl);
     free(b);
@@ -579,6 +607,7 @@ static int pack(struct ps_backend *b, bool backward, struct ps_error *err)
     bool *stale = backward ? &b->backward_stale : &b->forward_stale;
     if (!*stale)
         return 0;
+    double since = tick(b);
     for (int i = 0; i < b->plan.step_count; i++) {
         const struct ps_dnnl_call *c = backward ? &b->convs[i].pack_backward : &b->convs[i].pack_forward;
         int r = c->primitive ? ps_dnnl_run(&b->dnnl, c, err) : 0;
@@ -586,6 +615,7 @@ static int pack(struct ps_backend *b, bool backward, struct ps_error *err)
             return r;
     }
     *stale = false;
+    tock(b, b->plan.step_count + PART_PACK, backward, since);
     return 0;
 }
 
@@ -619,18 +649,24 @@ static int cpu_forward(struct ps_backend *b, const struct ps_batch *batch, enum 
     if (r < 0)
         return r;
     b->mode = mode;
+    double since = tick(b);
     ps_load_images(b->config.threads, batch, m->values[m->input].channels, value(b, g, m->input));
+    tock(b, b->plan.step_count + PART_IMAGES, false, since);
     for (int i = 0; i < b->plan.step_count; i++) {
+        since = tick(b);
         r = forward_step(b, g, i, err);
+        tock(b, i, false, since);
         if (r < 0)
             return r;
     }
+    since = tick(b);
     b->has_loss = batch->labels && g->extents[m->output] == 1 && b->plan.block[m->output] == 1;
     if (b->has_loss) {
         b->metrics.loss_sum += ps_softmax_loss(g->count, classes, value(b, g, m->output), batch->labels, loss,
                                                training ? b->loss_grad : NULL, &b->metrics.correct);
         b->metrics.count += g->count;
     }
+    tock(b, b->plan.step_count + PART_LOSS, false, since);
     b->last = g;
     return 0;
 }
@@ -779,8 +815,11 @@ static int cpu_backward(struct ps_backend *b, bool accumulate, const float *cota
         ps_from_nchw(&out, cotangent, seed);
     else
         memcpy(seed, b->loss_grad, ps_shape_floats(&out) * sizeof *seed);
-    for (int i = b->plan.step_count; r == 0 && i-- > 0;)
+    for (int i = b->plan.step_count; r == 0 && i-- > 0;) {
+        double since = tick(b);
         r = backward_step(b, g, i, accumulate, ready, ready_context, err);
+        tock(b, i, true, since);
+    }
     for (int k = 1; r == 0 && k < g->input_grad_count; k++) {
         struct ps_shape in = shape_of(b, g, b->model->input);
         float *sum = gradient(b, g->input_grad[0]);
@@ -814,9 +853,11 @@ static int cpu_update(struct ps_backend *b, const struct ps_optimizer_step *step
     if (r < 0)
         return r;
     struct update_job j = {b, step};
+    double since = tick(b);
     ps_parallel_threads(b->config.threads);
     ps_parallel_for(b->config.threads, (int)((b->model->param_elements + UPDATE_PIECE - 1) / UPDATE_PIECE),
                     update_piece, &j);
+    tock(b, b->plan.step_count + PART_UPDATE, false, since);
     b->forward_stale = b->backward_stale = true;
     return 0;
 }
@@ -903,6 +944,56 @@ static void cpu_memory(struct ps_backend *b, size_t *ret_activations, size_t *re
     *ret_workspace = b->workspace.size;
 }
 
+static void name_row(const struct ps_backend *b, int i, struct ps_profile_row *row)
+{
+    static const char *const parts[PARTS] = {"images in", "loss", "pack weights", "update"},
+                             *const kinds[] = {[PS_STEP_RELU] = "relu",
+                                               [PS_STEP_ADD] = "add",
+                                               [PS_STEP_MAX_POOL] = "max pool",
+                                               [PS_STEP_AVG_POOL] = "average pool",
+                                               [PS_STEP_DENSE] = "dense"};
+    if (i >= b->plan.step_count) {
+        snprintf(row->name, sizeof row->name, "%s", parts[i - b->plan.step_count]);
+        return;
+    }
+    const struct ps_step *s = &b->plan.steps[i];
+    const struct ps_op *op = &b->model->ops[s->op];
+    const struct ps_graph *g = b->last;
+    int extent = g ? g->extents[s->in[0]] : 0, in = b->model->values[s->in[0]].channels,
+        out = b->model->values[s->out].channels;
+    if (s->kind == PS_STEP_CONV) {
+        snprintf(row->name, sizeof row->name, "conv %d>%d %dx%d/%d at %d", in, out, op->kernel, op->kernel,
+                 op->stride, extent);
+        if (g)
+            snprintf(row->detail, sizeof row->detail, "%.25s %.25s %.25s",
+                     ps_dnnl_call_name(&g->steps[i].forward), ps_dnnl_call_name(&g->steps[i].backward_data),
+                     ps_dnnl_call_name(&g->steps[i].backward_weights));
+    } else if (s->kind == PS_STEP_NORM) {
+        snprintf(row->name, sizeof row->name, "norm%s%s %d at %d", s->in[1] != PS_NONE ? "+add" : "",
+                 s->relu ? "+relu" : "", in, extent);
+    } else {
+        snprintf(row->name, sizeof row->name, "%s %d at %d", kinds[s->kind], in, extent);
+    }
+}
+
+static int cpu_profile(struct ps_backend *b, struct ps_profile_row *rows, int capacity)
+{
+    int count = b->plan.step_count + PARTS;
+    if (!b->profile) {
+        b->profile = calloc((size_t)count, sizeof *b->profile);
+        return 0;
+    }
+    count = count < capacity ? count : capacity;
+    for (int i = 0; i < count; i++) {
+        const struct part_time *t = &b->profile[i];
+        rows[i] = (struct ps_profile_row){
+            .forward_s = t->forward_s, .backward_s = t->backward_s, .calls = t->calls};
+        name_row(b, i, &rows[i]);
+    }
+    memset(b->profile, 0, (size_t)(b->plan.step_count + PARTS) * sizeof *b->profile);
+    return count;
+}
+
 static const struct ps_backend_ops table = {
     .abi = PS_BACKEND_ABI,
     .name = "cpu",
@@ -922,6 +1013,7 @@ static const struct ps_backend_ops table = {
     .copy_scaled = cpu_copy_scaled,
     .read_value = cpu_read_value,
     .memory = cpu_memory,
+    .profile = cpu_profile,
 };
 
 __attribute__((visibility("default"))) const struct ps_backend_ops *ps_backend_module(void);
