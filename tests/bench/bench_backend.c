@@ -109,7 +109,7 @@ int main(int argc, char **argv)
     int32_t *labels = calloc((size_t)batch, sizeof *labels);
     double *seconds = calloc((size_t)steps * 4, sizeof *seconds);
     if (!params || !buffers || !images || !labels || !seconds)
-        return 1;
+        exit(1);
     ps_model_init(m, 1, params, buffers);
     srand(1);
     for (size_t i = 0; i < elements; i++)
