@@ -174,6 +174,39 @@ static void whole_net(void **state)
     }
 }
 
+/* Wide enough for weight gradients by products: right at both strides, and added where wanted. */
+static void wide_layers(void **state)
+{
+    (void)state;
+    struct bench t;
+    start_resnet(&t, 32, 3, 16);
+    keep_off_the_kinks(&t);
+    against_reference(&t, "resnet18, width 32", PS_TRAIN_FROZEN_BN, NULL, MANY, 1e-5);
+    struct ps_backend *b = bench_create(&t, cpu, PS_FP32, MANY);
+    struct result once;
+    run(&t, cpu, b, PS_TRAIN_FROZEN_BN, NULL, &once);
+    struct ps_error err = {0};
+    const struct ps_loss_config loss = {0.1f, 1.0f / (float)t.batch.count};
+    float *twice = calloc(t.model->param_elements, sizeof *twice);
+    assert_non_null(twice);
+    assert_int_equal(cpu->forward(b, &t.batch, PS_TRAIN_FROZEN_BN, &loss, &err), 0);
+    assert_int_equal(cpu->backward(b, true, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(cpu->read(b, PS_STATE_GRADS, 0, t.model->param_elements, twice, &err), 0);
+    for (int i = 0; i < t.model->param_count; i++) {
+        const struct ps_param *p = &t.model->params[i];
+        double off = 0, all = 0;
+        for (size_t k = p->offset; k < p->offset + p->count; k++) {
+            off += pow((double)twice[k] - 2 * (double)once.grads[k], 2);
+            all += pow(2 * (double)once.grads[k], 2);
+        }
+        assert_true(all > 0 && sqrt(off / all) < 1e-6);
+    }
+    free(twice);
+    result_done(&once);
+    cpu->destroy(b);
+    bench_done(&t);
+}
+
 /* In training mode ReLUs near zero flip with the last bit of the statistics, and small batches make it worse:
  * the two float backends are as far from double as from each other. The parity tests against PyTorch look
  * closer. */
@@ -517,6 +550,7 @@ int main(void)
         cmocka_unit_test(every_op),
         cmocka_unit_test(whole_net),
         cmocka_unit_test(whole_net_in_training),
+        cmocka_unit_test(wide_layers),
         cmocka_unit_test(many_shapes),
         cmocka_unit_test(twice_the_same),
         cmocka_unit_test(steps_like_the_reference),

@@ -69,6 +69,8 @@ struct ps_backend {
     enum ps_mode mode;
     bool went_back, has_loss;
     struct ps_metrics metrics;
+    float *gathered; /* for product_gradient(): pixels of the source, then of the destination */
+    size_t gathered_floats;
     struct part_time *profile; /* [step_count + PARTS]; NULL: not wanted */
 };
 
@@ -167,6 +169,7 @@ static void cpu_destroy(struct ps_backend *b)
     ps_bn_exchange_done(&b->exchange);
     free(b->loss_grad);
     free(b->profile);
+    free(b->gathered);
     ps_plan_done(&b->plan);
     ps_dnnl_close(&b->dnnl);
     free(b);
@@ -738,17 +741,134 @@ static void copy_wide(const struct ps_backend *b, const struct ps_graph *g, int 
                    from * block * sizeof(float));
 }
 
+/* Whether the gradient of a convolution's weights is taken as matrix products over pixels, one for each place
+ * in the window. Products leave out what only meets padding (31 % of a 3x3 window on 4x4 pixels), and few
+ * pixels with many channels suit them better than oneDNN's kernel for AVX2. A fixed rule: ranks and resumed
+ * runs choose alike. */
+static bool by_products(const struct ps_backend *b, const struct ps_graph *g, const struct ps_step *s)
+{
+    return b->plan.block[s->in[0]] == 8 && b->plan.block[s->out] == 8 && b->model->ops[s->op].kernel == 3 &&
+           g->extents[s->out] <= 8 && b->model->values[s->in[0]].channels >= 128 &&
+           b->model->values[s->in[0]].channels % 8 == 0 && b->model->values[s->out].channels % 8 == 0;
+}
+
+struct gather_job {
+    const float *from;
+    float *to;
+    int channels, extent, begin_y, begin_x, rows, columns, stride;
+};
+
+/* Image `index`: every pixel of a window, [c/8, e, e, 8] to [rows * columns, c]. */
+static void gather_image(void *context, int index)
+{
+    const struct gather_job *j = context;
+    const size_t c = (size_t)j->channels, e = (size_t)j->extent,
+                 pixels = (size_t)j->rows * (size_t)j->columns;
+    const float *from = j->from + (size_t)index * c * e * e;
+    float *to = j->to + (size_t)index * pixels * c;
+    for (int y = 0; y < j->rows; y++)
+        for (int x = 0; x < j->columns; x++, to += c) {
+            const float *pixel =
+                from + ((size_t)(j->begin_y + y * j->stride) * e + (size_t)(j->begin_x + x * j->stride)) * 8;
+            for (size_t k = 0; k < c; k += 8, pixel += e * e * 8)
+                memcpy(to + k, pixel, 8 * sizeof *to);
+        }
+}
+
+struct interleave_job {
+    const float *from; /* [window, out, in] */
+    float *to;         /* [out, in, window] */
+    int in, out, window;
+    bool add;
+};
+
+static void interleave_output(void *context, int index)
+{
+    const struct interleave_job *j = context;
+    const size_t in = (size_t)j->in, plane = in * (size_t)j->out, window = (size_t)j->window;
+    const float *from = j->from + (size_t)index * in;
+    float *to = j->to + (size_t)index * in * window;
+    for (size_t i = 0; i < in; i++)
+        for (size_t k = 0; k < window; k++, to++)
+            *to = (j->add ? *to : 0) + from[k * plane + i];
+}
+
+/* First and number of output places at which window place k of one axis meets the image. */
+static int meets(const struct ps_op *op, int k, int in, int out, int *ret_first)
+{
+    int first = 0, end = out;
+    while (first < out && first * op->stride + k < op->pad)
+        first++;
+    while (end > first && (end - 1) * op->stride + k - op->pad >= in)
+        end--;
+    *ret_first = first;
+    return end - first;
+}
+
+static int product_gradient(struct ps_backend *b, const struct ps_graph *g, int i, bool accumulate,
+                            struct ps_error *err)
+{
+    const struct ps_step *s = &b->plan.steps[i];
+    const struct ps_op *op = &b->model->ops[s->op];
+    const int in = b->model->values[s->in[0]].channels, out = b->model->values[s->out].channels, n = g->count,
+              e_in = g->extents[s->in[0]], e_out = g->extents[s->out], threads = b->config.threads;
+    const size_t pixels = (size_t)n * (size_t)e_out * (size_t)e_out, plane = (size_t)in * (size_t)out,
+                 floats = pixels * (size_t)(in + out);
+    if (b->gathered_floats < floats) {
+        free(b->gathered);
+        b->gathered = aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
+        b->gathered_floats = b->gathered ? floats : 0;
+        if (!b->gathered)
+            return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    float *x = b->gathered, *dy = b->gathered + pixels * (size_t)in,
+          *products = at(&b->workspace, b->scratchpad); /* as large as the weights' gradient */
+    for (int ky = 0; ky < op->kernel; ky++)
+        for (int kx = 0; kx < op->kernel; kx++) {
+            int y0, x0, rows = meets(op, ky, e_in, e_out, &y0), columns = meets(op, kx, e_in, e_out, &x0);
+            float *product = products + (size_t)(ky * op->kernel + kx) * plane;
+            if (rows == 0 || columns == 0) {
+                memset(product, 0, plane * sizeof *product);
+                continue;
+            }
+            struct gather_job source = {value(b, g, s->in[0]),
+                                        x,
+                                        in,
+                                        e_in,
+                                        y0 * op->stride + ky - op->pad,
+                                        x0 * op->stride + kx - op->pad,
+                                        rows,
+                                        columns,
+                                        op->stride},
+                              destination = {
+                                  gradient(b, g->steps[i].grad[0]), dy, out, e_out, y0, x0, rows, columns, 1};
+            ps_parallel_for(threads, n, gather_image, &source);
+            ps_parallel_for(threads, n, gather_image, &destination);
+            int r =
+                ps_dnnl_sgemm(true, false, out, in, n * rows * columns, dy, out, x, in, 0, product, in, err);
+            if (r < 0)
+                return r;
+        }
+    struct interleave_job j = {
+        products,  b->grads + b->model->params[op->param[0]].offset, in, out, op->kernel * op->kernel,
+        accumulate};
+    ps_parallel_for(threads, out, interleave_output, &j);
+    return 0;
+}
+
 static int conv_backward(struct ps_backend *b, const struct ps_graph *g, int i, bool accumulate,
                          ps_grad_ready ready, void *ready_context, struct ps_error *err)
 {
     const struct ps_graph_step *t = &g->steps[i];
-    if (t->wide_source) {
+    if (t->wide_source && !by_products(b, g, &b->plan.steps[i])) {
         const struct ps_step *s = &b->plan.steps[i];
         copy_wide(b, g, s->in[0], value(b, g, s->in[0]), t->wide_source, t->wide_in);
         copy_wide(b, g, s->out, gradient(b, t->grad[0]), t->wide_destination, t->wide_out);
     }
-    int r = ps_dnnl_run(&b->dnnl, &t->backward_weights, err);
-    if (r == 0)
+    const bool products = by_products(b, g, &b->plan.steps[i]);
+    int r = products ? product_gradient(b, g, i, accumulate, err)
+                     : ps_dnnl_run(&b->dnnl, &t->backward_weights, err);
+    if (r == 0 && !products)
         r = ps_dnnl_run(&b->dnnl, accumulate ? &b->convs[i].unpack_add : &b->convs[i].unpack, err);
     if (r == 0 && ready) /* before the gradient of the input: the reducer can start */
         ready(ready_context, b->model->ops[b->plan.steps[i].op].param[0]);
@@ -941,7 +1061,7 @@ static void cpu_memory(struct ps_backend *b, size_t *ret_activations, size_t *re
 {
     *ret_activations = b->activations.size + b->gradients.size;
     *ret_params = b->state.size + b->packed.size;
-    *ret_workspace = b->workspace.size;
+    *ret_workspace = b->workspace.size + b->gathered_floats * sizeof(float);
 }
 
 static void name_row(const struct ps_backend *b, int i, struct ps_profile_row *row)
@@ -967,7 +1087,7 @@ static void name_row(const struct ps_backend *b, int i, struct ps_profile_row *r
         if (g)
             snprintf(row->detail, sizeof row->detail, "%.25s %.25s %.25s",
                      ps_dnnl_call_name(&g->steps[i].forward), ps_dnnl_call_name(&g->steps[i].backward_data),
-                     ps_dnnl_call_name(&g->steps[i].backward_weights));
+                     by_products(b, g, s) ? "products" : ps_dnnl_call_name(&g->steps[i].backward_weights));
     } else if (s->kind == PS_STEP_NORM) {
         snprintf(row->name, sizeof row->name, "norm%s%s %d at %d", s->in[1] != PS_NONE ? "+add" : "",
                  s->relu ? "+relu" : "", in, extent);
