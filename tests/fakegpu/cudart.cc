@@ -523,17 +523,19 @@ void touch(const void *p, size_t bytes, bool write)
                    write ? "writes" : "reads", (const void *)p);
             return;
         }
-        if (!ordered(writer)) {
-            say_race(w, write ? "overwrites what is written" : "reads what is written", writer, g * 4);
-        }
+        /* First leaves its mark, then looks: of two accesses at the same moment one sees the other's. */
         if (write) {
-            uint32_t reader = __atomic_load_n(&w.readers[g], __ATOMIC_RELAXED);
+            writer = __atomic_exchange_n(&w.writers[g], self, __ATOMIC_SEQ_CST);
+            uint32_t reader = __atomic_load_n(&w.readers[g], __ATOMIC_SEQ_CST);
             if (!ordered(reader)) {
                 say_race(w, "overwrites what is read", reader, g * 4);
             }
-            __atomic_store_n(&w.writers[g], self, __ATOMIC_RELAXED);
         } else {
-            __atomic_store_n(&w.readers[g], self, __ATOMIC_RELAXED);
+            __atomic_exchange_n(&w.readers[g], self, __ATOMIC_SEQ_CST);
+            writer = __atomic_load_n(&w.writers[g], __ATOMIC_SEQ_CST);
+        }
+        if (!ordered(writer)) {
+            say_race(w, write ? "overwrites what is written" : "reads what is written", writer, g * 4);
         }
     }
 }

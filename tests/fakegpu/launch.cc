@@ -3,6 +3,7 @@
 #include "fake.h"
 #include "fake_launch.h"
 
+#include <csetjmp>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,8 @@ constexpr size_t STACK = 128 << 10;
 
 struct Fiber {
     ucontext_t context;
+    jmp_buf place; /* where it goes on, once begun */
+    bool begun = false;
     void *stack = nullptr;
     State state = DONE;
     Index index{};
@@ -34,7 +37,7 @@ struct Fiber {
 
 struct Block {
     std::vector<std::unique_ptr<Fiber>> fibers;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     Fiber *now = nullptr;
     unsigned number = 0; /* of now */
     const std::function<void()> *body = nullptr;
@@ -46,20 +49,43 @@ Block &block()
     return it;
 }
 
-void enter()
+/* Changes of context without a system call: swapcontext makes one each time. */
+__attribute__((noinline)) void change(jmp_buf &from, jmp_buf &to)
 {
-    Block &b = block();
-    (*b.body)();
-    b.now->state = DONE;
-    swapcontext(&b.now->context, &b.scheduler);
+    if (!_setjmp(from)) {
+        _longjmp(to, 1);
+    }
+}
+
+__attribute__((noinline)) void begin(jmp_buf &from, const ucontext_t &to)
+{
+    if (!_setjmp(from)) {
+        setcontext(&to);
+    }
 }
 
 void pause_as(State state)
 {
     Block &b = block();
-    Fiber *self = b.now;
-    self->state = state;
-    swapcontext(&self->context, &b.scheduler);
+    b.now->state = state;
+    change(b.now->place, b.scheduler);
+}
+
+void enter()
+{
+    for (;;) { /* a fiber serves one thread after another */
+        (*block().body)();
+        pause_as(DONE);
+    }
+}
+
+__attribute__((noinline)) void prepare(Fiber &f)
+{
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack;
+    f.context.uc_stack.ss_size = STACK;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, enter, 0);
 }
 
 void resume(Block &b, unsigned i)
@@ -67,7 +93,12 @@ void resume(Block &b, unsigned i)
     b.now = b.fibers[i].get();
     b.number = i;
     thread_index = b.now->index;
-    swapcontext(&b.scheduler, &b.now->context);
+    if (b.now->begun) {
+        change(b.scheduler, b.now->place);
+    } else {
+        b.now->begun = true;
+        begin(b.scheduler, b.now->context);
+    }
 }
 
 /* Lets the members in [from, to) go on if all that are left wait in the same way. */
@@ -104,11 +135,10 @@ void run_block(Block &b, unsigned threads)
         Fiber *f = b.fibers[i].get();
         f->index = {i % block_size.x, i / block_size.x % block_size.y, i / block_size.x / block_size.y};
         f->state = READY;
-        getcontext(&f->context);
-        f->context.uc_stack.ss_sp = f->stack;
-        f->context.uc_stack.ss_size = STACK;
-        f->context.uc_link = nullptr;
-        makecontext(&f->context, enter, 0);
+        if (f->begun) {
+            continue;
+        }
+        prepare(*f);
     }
     for (;;) {
         bool moved = false, left = false;
@@ -130,6 +160,9 @@ void run_block(Block &b, unsigned threads)
         }
         if (!moved) {
             report("%s: threads of one block wait at different barriers", running ? running->name : "kernel");
+            for (auto &f : b.fibers) {
+                f->begun = false; /* left in the middle */
+            }
             return;
         }
     }
