@@ -612,6 +612,11 @@ static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool e
         ps_report_checkpoint(l->c->report, path,
                              l->o->formats & PS_CHECKPOINT_SAFETENSORS ? "safetensors" : "pth", epoch,
                              l->step, evaluated ? sums->val_correct / sums->val_count : 0, evaluated);
+    if (!code) { /* so that the training can go on where this folder is not */
+        char state[4096];
+        if (snprintf(state, sizeof state, "%s/epoch_%d.state", l->o->output_dir, epoch) < (int)sizeof state)
+            ps_report_checkpoint(l->c->report, state, "state", epoch, l->step, 0, false);
+    }
     free(order);
     free(path);
     free(c.params);

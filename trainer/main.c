@@ -351,6 +351,28 @@ static void skipped_checkpoint(void *context, const char *why)
     ps_log_warning("not resumed from: %s", why);
 }
 
+/* --resume auto where the folder holds nothing: the sidecar may have what another machine left. */
+static int fetch_resume(struct job *job, char **ret_path, struct ps_error *err)
+{
+    const struct ps_train_options *o = &job->options;
+    const struct ps_report_config config = {.sidecar = o->sidecar,
+                                            .token_file = o->token_file,
+                                            .tls_ca = o->tls_ca,
+                                            .tls_cert = o->tls_cert,
+                                            .tls_key = o->tls_key,
+                                            .run_name = o->run ? o->run : job->model->name};
+    struct ps_error why = {0};
+    int epoch = 0;
+    if (!o->sidecar)
+        return 0;
+    if (ps_report_fetch(&config, o->output_dir, &epoch, &why)) {
+        ps_log_notice("nothing was fetched from the sidecar to resume from: %s", why.message);
+        return 0;
+    }
+    ps_log_notice("fetched epoch %d of run %s from the sidecar at %s", epoch, config.run_name, o->sidecar);
+    return ps_checkpoint_newest(o->output_dir, ret_path, skipped_checkpoint, NULL, err);
+}
+
 /* Rank 0: the output folder, and what is resumed from. */
 static int find_resume(struct job *job, struct ps_error *err)
 {
@@ -368,6 +390,8 @@ static int find_resume(struct job *job, struct ps_error *err)
         ps_log_notice("removed %d half-written file%s from %s", stale, stale == 1 ? "" : "s", o->output_dir);
     if (none || automatic) {
         code = ps_checkpoint_newest(o->output_dir, &path, automatic ? skipped_checkpoint : NULL, NULL, err);
+        if (!code && !path && automatic)
+            code = fetch_resume(job, &path, err);
         if (!code && path && none) {
             ps_log_warning(
                 "%s holds checkpoints of an earlier training, up to %s: they are replaced one by one, and "

@@ -315,7 +315,9 @@ static const struct ps_option rows[] = {
      .offset = FIELD(resume),
      .value = "auto|none|PATH",
      .fallback = "none",
-     .help = "auto: from the newest whole checkpoint in --output-dir if there is one; PATH: from this file"},
+     .help = "auto: from the newest whole checkpoint in --output-dir, or else of --run at the sidecar, if "
+             "there is one; "
+             "PATH: from this file"},
     {.name = "sidecar",
      .type = PS_TYPE_STRING,
      .offset = FIELD(sidecar),

@@ -60,6 +60,12 @@ void ps_report_point(struct ps_report *report, const char *name, int64_t step, d
 /* The file at path is whole and stays; handed over off the training loop, retried after an outage. */
 void ps_report_checkpoint(struct ps_report *report, const char *path, const char *format, int epoch,
                           int64_t step, double accuracy, bool has_accuracy);
+/* Fetches the newest checkpoint of config's run from which training can go on (its .state, and the weights
+ * that go with it) into dir, under the names that the trainer gave them; each file is whole or not there.
+ * *ret_epoch: which. PS_NOT_FOUND: no such run, or nothing to go on from; other failures say why the sidecar
+ * could not be asked. Blocks. */
+int ps_report_fetch(const struct ps_report_config *config, const char *dir, int *ret_epoch,
+                    struct ps_error *err);
 /* state: "finished", "failed" or "killed". Waits at most timeout_s for what is still to be sent; says on
  * stderr what was not delivered. Then frees. Takes NULL. */
 void ps_report_close(struct ps_report *report, const char *state, const char *reason, double timeout_s);

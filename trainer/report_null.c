@@ -70,3 +70,12 @@ void ps_report_close(struct ps_report *report, const char *state, const char *re
     (void)reason;
     (void)timeout_s;
 }
+
+int ps_report_fetch(const struct ps_report_config *config, const char *dir, int *ret_epoch,
+                    struct ps_error *err)
+{
+    (void)config;
+    (void)dir;
+    (void)ret_epoch;
+    return ps_fail(err, PS_UNIMPLEMENTED, "this trainer was built without the services");
+}

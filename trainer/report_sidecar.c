@@ -184,3 +184,91 @@ void ps_report_close(struct ps_report *report, const char *state, const char *re
     }
     free(report);
 }
+
+/* ---- fetching ---- */
+
+/* Only a plain name of ours becomes a path. */
+static bool is_plain(const char *name)
+{
+    return *name && *name != '.' && !strchr(name, '/') && strlen(name) < 200;
+}
+
+static int fetch_file(struct paramsync_client *client, const char *run,
+                      const struct paramsync_checkpoint *checkpoint, const char *dir, struct ps_error *err)
+{
+    struct paramsync_error why = {0};
+    struct paramsync_checkpoint *got = NULL;
+    const struct paramsync_selector selector = {.sha256 = checkpoint->sha256};
+    char *path = NULL;
+    if (!is_plain(checkpoint->filename))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "the sidecar calls a file %.100s", checkpoint->filename);
+    if (asprintf(&path, "%s/%s", dir, checkpoint->filename) < 0)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    int code = paramsync_pull(client, run, &selector, path, NULL, NULL, &got, &why);
+    if (code)
+        code = ps_fail(err, code, "%s", why.message);
+    paramsync_checkpoint_free(got);
+    free(path);
+    return code;
+}
+
+/* The newest state, by (attempt, epoch), whose weights are there too; a state made with --ckpt_format pth
+ * holds them itself. */
+static const struct paramsync_checkpoint *newest_state(const struct paramsync_checkpoints *all,
+                                                       const struct paramsync_checkpoint **ret_weights)
+{
+    const struct paramsync_checkpoint *state = NULL;
+    for (size_t i = 0; i < all->count; i++) {
+        const struct paramsync_checkpoint *c = &all->checkpoints[i], *weights = NULL;
+        bool torch = false;
+        if (strcmp(c->format, "state") ||
+            (state && (c->attempt != state->attempt ? c->attempt < state->attempt : c->epoch < state->epoch)))
+            continue;
+        for (size_t k = 0; k < all->count; k++) {
+            const struct paramsync_checkpoint *w = &all->checkpoints[k];
+            if (w->epoch != c->epoch || w->attempt != c->attempt)
+                continue;
+            if (!strcmp(w->format, "safetensors"))
+                weights = w;
+            torch = torch || !strcmp(w->format, "pth");
+        }
+        if (!weights && !torch)
+            continue;
+        state = c;
+        *ret_weights = weights;
+    }
+    return state;
+}
+
+int ps_report_fetch(const struct ps_report_config *config, const char *dir, int *ret_epoch,
+                    struct ps_error *err)
+{
+    const struct paramsync_options options = {.address = config->sidecar,
+                                              .token_file = config->token_file,
+                                              .tls_ca = config->tls_ca,
+                                              .tls_cert = config->tls_cert,
+                                              .tls_key = config->tls_key};
+    struct paramsync_error why = {0};
+    struct paramsync_client *client;
+    struct paramsync_checkpoints *all = NULL;
+    const struct paramsync_checkpoint *weights = NULL;
+    int code = paramsync_connect(&options, &client, &why);
+    if (code)
+        return ps_fail(err, code, "%s", why.message);
+    code = paramsync_list_checkpoints(client, config->run_name, &all, &why);
+    if (code)
+        code = ps_fail(err, code, "%s", why.message);
+    const struct paramsync_checkpoint *state = code ? NULL : newest_state(all, &weights);
+    if (!code && !state)
+        code = ps_fail(err, PS_NOT_FOUND, "run %.100s has %s there", config->run_name,
+                       all->count ? "weights but no .state to go on from" : "no checkpoint");
+    if (!code)
+        code = fetch_file(client, config->run_name, state, dir, err);
+    if (!code && weights)
+        code = fetch_file(client, config->run_name, weights, dir, err);
+    if (!code)
+        *ret_epoch = (int)state->epoch;
+    paramsync_checkpoints_free(all);
+    paramsync_disconnect(client);
+    return code;
+}

@@ -633,6 +633,35 @@ int ps_upload_data(struct ps_upload *upload, uint64_t offset, const void *data, 
     return code;
 }
 
+/* Whether a is older than b: of an earlier attempt, or an earlier epoch of the same. */
+static bool older(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
+{
+    return a->attempt != b->attempt ? a->attempt < b->attempt : a->epoch < b->epoch;
+}
+
+/* What resuming needs is as large as the weights or larger, and only the newest is ever asked for: that one
+ * and the one before it stay (the newest pair may not be whole yet). Not worth failing an upload for. */
+static void prune_states(struct ps_service *service, const char *run)
+{
+    struct ps_error err = {0};
+    struct ps_checkpoint_list list;
+    uint64_t bytes;
+    if (ps_store_list_checkpoints(service->store, run, &list, &err)) {
+        ps_log_debug("%s", err.message);
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        size_t newer = 0;
+        for (size_t k = 0; k < list.count; k++)
+            newer += !strcmp(list.checkpoints[k].format, "state") &&
+                     older(&list.checkpoints[i], &list.checkpoints[k]);
+        if (!strcmp(list.checkpoints[i].format, "state") && newer >= 2 &&
+            ps_service_delete_checkpoint(service, run, list.checkpoints[i].sha256, &bytes, &err))
+            ps_log_debug("%s", err.message);
+    }
+    ps_checkpoint_list_done(&list);
+}
+
 int ps_upload_commit(struct ps_upload *upload, struct ps_checkpoint *ret_checkpoint, struct ps_error *err)
 {
     struct ps_service *service = upload->service;
@@ -649,6 +678,8 @@ int ps_upload_commit(struct ps_upload *upload, struct ps_checkpoint *ret_checkpo
             ps_blobs_remove(service->blobs, upload->sha256, NULL);
     }
     pthread_mutex_unlock(&service->blobs_lock);
+    if (!code && !strcmp(upload->header.format, "state"))
+        prune_states(service, upload->run_id);
     return code;
 }
 

@@ -68,6 +68,7 @@ int ps_service_report_epoch(struct ps_service *service, const char *run, const s
 int ps_service_append_steps(struct ps_service *service, const char *run, uint32_t rank, uint32_t attempt,
                             uint64_t seq, const struct ps_point *points, size_t count, uint32_t *ret_attempt,
                             struct ps_error *err);
+/* Of a run's .state files the newest two stay; see ps_upload_commit. */
 int ps_service_delete_checkpoint(struct ps_service *service, const char *run, const char *sha256,
                                  uint64_t *ret_bytes, struct ps_error *err);
 
