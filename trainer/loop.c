@@ -586,6 +586,8 @@ static int save(struct loop *l, int epoch, const struct epoch_sums *sums, bool e
     put_setting(&settings, "elapsed_s", "%.3f", l->before_s + elapsed(l));
     put_setting(&settings, "best_accuracy", "%.17g", l->result->best_accuracy);
     put_setting(&settings, "best_epoch", "%d", l->result->best_epoch);
+    if (l->c->training)
+        put_setting(&settings, "training", "%s", l->c->training);
     char *order = order_text(l);
     if (order)
         settings.pairs[settings.count++] = (struct ps_tensor_pair){"bucket_order", order};

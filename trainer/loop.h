@@ -36,6 +36,7 @@ struct ps_loop_config {
     /* The sidecar had not answered rank 0: the other ranks learn the run at the end of the epoch in which it
      * has. The same on all ranks. */
     bool run_unknown;
+    const char *training;              /* rank 0: the name kept in the states; NULL: none */
     struct ps_checkpoint *resume;      /* rank 0, or NULL: start anew */
     double lr;                         /* effective: at the schedule's peak */
     double warmup_epochs, warmup_from; /* from warmup_from * lr to lr, on top of the schedule */

@@ -103,6 +103,7 @@ struct job {
     struct ps_backend *backend;
     struct ps_checkpoint *resume;
     struct ps_report *report;
+    char training[PS_TRAINING_ID];
     bool run_unknown; /* as in ps_loop_config */
     enum ps_precision precision;
     char device[128];
@@ -369,6 +370,10 @@ static int fetch_resume(struct job *job, char **ret_path, struct ps_error *err)
         ps_log_notice("nothing was fetched from the sidecar to resume from: %s", why.message);
         return 0;
     }
+    char *mark = NULL;
+    if (asprintf(&mark, "%s/training.id", o->output_dir) > 0)
+        unlink(mark); /* of a training that had no checkpoint yet: what was fetched is another's */
+    free(mark);
     ps_log_notice("fetched epoch %d of run %s from the sidecar at %s", epoch, config.run_name, o->sidecar);
     return ps_checkpoint_newest(o->output_dir, ret_path, skipped_checkpoint, NULL, err);
 }
@@ -393,10 +398,10 @@ static int find_resume(struct job *job, struct ps_error *err)
         if (!code && !path && automatic)
             code = fetch_resume(job, &path, err);
         if (!code && path && none) {
-            ps_log_warning(
-                "%s holds checkpoints of an earlier training, up to %s: they are replaced one by one, and "
-                "--resume auto would go on from them",
-                o->output_dir, strrchr(path, '/') + 1);
+            ps_log_warning("%s holds checkpoints of an earlier training, up to %s: they are replaced one by "
+                           "one, and are "
+                           "not gone on from any more",
+                           o->output_dir, strrchr(path, '/') + 1);
             free(path);
             path = NULL;
         }
@@ -423,6 +428,14 @@ static int find_resume(struct job *job, struct ps_error *err)
         ps_log_notice("--resume auto: no whole checkpoint in %s, training begins anew", o->output_dir);
     }
     free(path);
+    const char *before =
+        job->resume && !job->resume->weights_only ? ps_checkpoint_pair(job->resume, "training") : NULL;
+    if (!code && before && strlen(before) < sizeof job->training)
+        snprintf(job->training, sizeof job->training, "%s", before);
+    else if (!code)
+        code = ps_training_new(job->training, err);
+    if (!code)
+        code = ps_training_mark(o->output_dir, job->training, err);
     return blame_input(job, code);
 }
 
@@ -638,6 +651,7 @@ static int train_rank(struct job *job, double start_s, struct ps_loop_result *re
                                           .comm = job->comm,
                                           .report = job->report,
                                           .run_unknown = job->run_unknown,
+                                          .training = job->training,
                                           .resume = job->resume,
                                           .lr = job->lr,
                                           .warmup_epochs = job->warmup_epochs,

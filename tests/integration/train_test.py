@@ -329,6 +329,29 @@ def case_failures():
         assert not [n for n in os.listdir(path("k")) if n.endswith(".tmp")], os.listdir(path("k"))
 
 
+def case_used_folder():
+    """A new training in a used folder: what is gone on from later is the new one, though the old got further."""
+    data = synth()
+    common = ["--data_url", data, *TINY, "--output_dir", "out"]
+    train(*common, "--epochs", "3")
+    _, err = train(*common, "--epochs", "1", "--seed", "2")
+    assert "earlier training, up to epoch_3" in err, err
+    _, err = train(*common, "--epochs", "2", "--seed", "2", "--resume", "auto")
+    assert "epoch_3.state is of an earlier training" in err and "epoch_2.state is of an earlier" in err, err
+    assert "resumed after epoch 1" in err, err
+    train("--data_url", data, *TINY, "--output_dir", "straight", "--epochs", "2", "--seed", "2")
+    same_training("out", "straight", 2)
+    # Killed before its first checkpoint: nothing is there to go on from, and the old one is not taken for it.
+    mark = read("out", "training.id")
+    process = start(*common, "--epochs", "1", "--seed", "3", "--width", "16", "--resolution", "32", "--batch", "8")
+    while read("out", "training.id") == mark and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    _, err = train(*common, "--epochs", "1", "--seed", "3", "--resume", "auto")
+    assert "training begins anew" in err, err
+
+
 def case_custom_data():
     """The sample's random set: its warning on standard error, accuracy about one half."""
     out, err = train("--custom_data", "true", "--width", "1", "--epochs", "1", "--enable_gpu", "false", "--backend", "ref",

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -447,15 +448,58 @@ static int epoch_of(const char *name, const char *suffix)
     return ps_parse_int64(number, 1, EPOCH_MAX, &epoch) ? 0 : (int)epoch;
 }
 
-/* Whether the pair of this state file is whole; only headers and the weights' bytes are read. */
-static int check_pair(const char *path, struct ps_error *err)
+static char *id_file(const char *dir)
+{
+    char *path = NULL;
+    return asprintf(&path, "%s/training.id", dir) < 0 ? NULL : path;
+}
+
+int ps_training_new(char ret_id[PS_TRAINING_ID], struct ps_error *err)
+{
+    unsigned char bytes[(PS_TRAINING_ID - 1) / 2];
+    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
+        return ps_fail_errno(err, errno, "no random numbers");
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(ret_id + 2 * i, 3, "%02x", bytes[i]);
+    return 0;
+}
+
+int ps_training_mark(const char *dir, const char *id, struct ps_error *err)
+{
+    char *path = id_file(dir), line[PS_TRAINING_ID + 1];
+    int code = path ? 0 : no_memory(err);
+    snprintf(line, sizeof line, "%s\n", id);
+    if (!code)
+        code = ps_write_file_atomic(path, line, strlen(line), err);
+    free(path);
+    return code;
+}
+
+/* Empty if the folder has none. */
+static void read_mark(const char *dir, char ret_id[PS_TRAINING_ID])
+{
+    char *path = id_file(dir), *text = NULL;
+    size_t size;
+    ret_id[0] = '\0';
+    if (path && ps_read_file(path, 256, &text, &size, NULL) == 0)
+        snprintf(ret_id, PS_TRAINING_ID, "%.*s", (int)strcspn(text, "\n"), text);
+    free(text);
+    free(path);
+}
+
+/* Whether the pair of this state file is whole and of this training (empty: any); only headers and the
+ * weights' bytes are read. */
+static int check_pair(const char *path, const char *training, struct ps_error *err)
 {
     struct ps_safetensors *state, *weights = NULL;
     char *weights_path = sibling(path, state_suffix, weights_suffix);
     int code = weights_path ? ps_safetensors_read(path, &state, err) : no_memory(err);
     if (!code) {
-        const char *digest = ps_safetensors_metadata(state, "weights_sha256");
-        if (digest)
+        const char *digest = ps_safetensors_metadata(state, "weights_sha256"),
+                   *own = ps_safetensors_metadata(state, "training");
+        if (*training && own && strcmp(own, training) != 0)
+            code = ps_fail(err, PS_FAILED_PRECONDITION, "%s is of an earlier training in this folder", path);
+        else if (digest)
             code = read_weights(weights_path, digest, &weights, err);
         ps_safetensors_free(weights);
         ps_safetensors_free(state);
@@ -468,6 +512,8 @@ int ps_checkpoint_newest(const char *dir, char **ret_path, void (*skipped)(void 
                          void *context, struct ps_error *err)
 {
     int below = EPOCH_MAX + 1;
+    char training[PS_TRAINING_ID];
+    read_mark(dir, training);
     for (;;) {
         DIR *d = opendir(dir);
         if (!d && errno == ENOENT) {
@@ -491,7 +537,7 @@ int ps_checkpoint_newest(const char *dir, char **ret_path, void (*skipped)(void 
         if (!path)
             return no_memory(err);
         struct ps_error why = {0};
-        if (check_pair(path, &why) == 0) {
+        if (check_pair(path, training, &why) == 0) {
             *ret_path = path;
             return 0;
         }

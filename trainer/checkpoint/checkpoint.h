@@ -46,8 +46,17 @@ struct ps_checkpoint *ps_checkpoint_free(struct ps_checkpoint *checkpoint); /* t
 const char *ps_checkpoint_pair(const struct ps_checkpoint *checkpoint,
                                const char *key); /* NULL if not there */
 
+/* A training's name, kept in its states as the pair "training" and in the folder's file training.id. A folder
+ * that is used again holds the states of two trainings until the new one has replaced them: only those of the
+ * training whose name the folder carries are gone on with. */
+enum { PS_TRAINING_ID = 33 };
+int ps_training_new(char ret_id[PS_TRAINING_ID], struct ps_error *err); /* 32 random hexadecimal digits */
+/* Makes this the folder's training, durably. */
+int ps_training_mark(const char *dir, const char *id, struct ps_error *err);
+
 /* The newest whole pair of a folder: its .state file (free() it), or NULL if there is none (also if there is
- * no such folder). Pairs that are not whole are passed over and told to skipped (may be NULL). */
+ * no such folder). Pairs that are not whole, or of another training than the folder's, are passed over and
+ * told to skipped (may be NULL). */
 int ps_checkpoint_newest(const char *dir, char **ret_path, void (*skipped)(void *context, const char *why),
                          void *context, struct ps_error *err);
 
