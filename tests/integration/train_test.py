@@ -342,6 +342,7 @@ def case_used_folder():
     train("--data_url", data, *TINY, "--output_dir", "straight", "--epochs", "2", "--seed", "2")
     same_training("out", "straight", 2)
     # Killed before its first checkpoint: nothing is there to go on from, and the old one is not taken for it.
+    assert not os.path.exists(path("straight", "training.id"))  # a folder of one training needs none
     mark = read("out", "training.id")
     process = start(*common, "--epochs", "1", "--seed", "3", "--width", "16", "--resolution", "32", "--batch", "8")
     while read("out", "training.id") == mark and process.poll() is None:

@@ -464,8 +464,21 @@ int ps_training_new(char ret_id[PS_TRAINING_ID], struct ps_error *err)
     return 0;
 }
 
+static bool is_used(const char *dir)
+{
+    DIR *d = opendir(dir);
+    bool used = false;
+    for (struct dirent *e; d && (e = readdir(d));)
+        used = used || epoch_of(e->d_name, state_suffix) || strcmp(e->d_name, "training.id") == 0;
+    if (d)
+        closedir(d);
+    return used;
+}
+
 int ps_training_mark(const char *dir, const char *id, struct ps_error *err)
 {
+    if (!is_used(dir))
+        return 0;
     char *path = id_file(dir), line[PS_TRAINING_ID + 1];
     int code = path ? 0 : no_memory(err);
     snprintf(line, sizeof line, "%s\n", id);

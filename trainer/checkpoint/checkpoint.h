@@ -46,12 +46,12 @@ struct ps_checkpoint *ps_checkpoint_free(struct ps_checkpoint *checkpoint); /* t
 const char *ps_checkpoint_pair(const struct ps_checkpoint *checkpoint,
                                const char *key); /* NULL if not there */
 
-/* A training's name, kept in its states as the pair "training" and in the folder's file training.id. A folder
- * that is used again holds the states of two trainings until the new one has replaced them: only those of the
- * training whose name the folder carries are gone on with. */
+/* A training's name, kept in its states as the pair "training". A folder that is used again holds the states
+ * of two trainings until the new one has replaced them: the file training.id then names the new one, whose
+ * states alone are gone on with. */
 enum { PS_TRAINING_ID = 33 };
 int ps_training_new(char ret_id[PS_TRAINING_ID], struct ps_error *err); /* 32 random hexadecimal digits */
-/* Makes this the folder's training, durably. */
+/* Makes this the folder's training, durably; a folder without states or a name has no need of one. */
 int ps_training_mark(const char *dir, const char *id, struct ps_error *err);
 
 /* The newest whole pair of a folder: its .state file (free() it), or NULL if there is none (also if there is
