@@ -125,6 +125,12 @@ int ps_loop_gather(void *ranks, const void *mine, size_t bytes, void *all, struc
     return ps_reducer_gather(((struct ps_loop_ranks *)ranks)->reducer, mine, bytes, all, err);
 }
 
+static void trace(const struct loop *l, const char *name, double begin_s, const char *key, int64_t value)
+{
+    if (l->c->trace)
+        ps_trace_span(l->c->trace, PS_TRACE_LOOP, name, begin_s, ps_monotonic_s(), key, (long)value);
+}
+
 static int sum_over_ranks(struct loop *l, double *values, size_t count, struct ps_error *err)
 {
     return l->world == 1 ? 0 : l->c->comm->ops->all_reduce(l->c->comm, values, count, PS_F64, err);
@@ -245,6 +251,8 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
         if (!ps_loader_next(l->loader, &loaded))
             return ps_fail(err, PS_INTERNAL, "the loader ended in the middle of epoch %d", epoch);
         input_wait += ps_monotonic_s() - waiting;
+        trace(l, "input wait", waiting, "step", l->step + 1);
+        double part = ps_monotonic_s();
         struct ps_batch batch = batch_of(l, &loaded, resolution);
         int code = c->ops->forward(c->backend, &batch, mode, &loss, err);
         struct ps_metrics metrics;
@@ -252,6 +260,7 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
             code = c->ops->metrics(c->backend, &metrics, err);
         if (code)
             return code;
+        trace(l, "forward", part, "step", l->step + 1);
         l->trained++;
         if (!isfinite(metrics.loss_sum) && !l->o->skip_nan)
             return not_a_number(l, epoch, l->step + 1, "the loss", metrics.loss_sum, err);
@@ -261,8 +270,10 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
         bool last = k + 1 == batches;
         if (last) /* every rank has as many samples: the sampler fills up */
             ps_reducer_begin(l->reducer, 1.0 / l->world);
+        part = ps_monotonic_s();
         code = c->ops->backward(c->backend, k > 0, NULL, last ? ps_reducer_ready : NULL,
                                 last ? l->reducer : NULL, err);
+        trace(l, "backward", part, "step", l->step + 1);
         if (last) { /* also after a failure: the reducer must not be left in a step */
             struct ps_error reduce = {0};
             int reduced = ps_reducer_finish(l->reducer, &times, &reduce);
@@ -288,7 +299,9 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
     sums->reduce_wait_s += times.wait_s;
     double lr = rate_at(l, epoch, number);
     struct ps_optimizer_step step = optimizer_step(l, lr);
+    double updating = ps_monotonic_s();
     int code = c->ops->update(c->backend, &step, err);
+    trace(l, "update", updating, "step", step.step);
     if (code)
         return code;
     l->step++;
@@ -461,6 +474,7 @@ static int evaluate(struct loop *l, int epoch, struct epoch_sums *sums, struct p
     for (int k = 0; k < classes; k++)
         sums->val_correct += l->confusion[(size_t)k * (size_t)classes + (size_t)k];
     sums->eval_s = ps_monotonic_s() - begin;
+    trace(l, "evaluation", begin, "epoch", epoch);
     return code;
 }
 
@@ -724,7 +738,9 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
             report.classes = l->c->model->classes;
         }
         ps_report_epoch(l->c->report, &report);
+        double saving = ps_monotonic_s();
         code = save(l, epoch, &sums, evaluated, err);
+        trace(l, "checkpoint", saving, "epoch", epoch);
         if (code)
             return code;
         ps_log_notice("epoch %d of %lld: %.1f img/s at %d pixels, training %.1f s, test %.1f s", epoch,
@@ -856,6 +872,7 @@ static int start(struct loop *l, struct ps_error *err)
                                               .backend = c->backend,
                                               .model = c->model,
                                               .comm = c->comm,
+                                              .trace = c->trace,
                                               .order = facts.ordered ? l->order_of_arrival : NULL};
     code = ps_reducer_create(&reducer, &l->reducer, err);
     if (c->ranks)

@@ -40,6 +40,7 @@ struct ps_loop_config {
     struct ps_checkpoint *resume;      /* rank 0, or NULL: start anew */
     double lr;                         /* effective: at the schedule's peak */
     double warmup_epochs, warmup_from; /* from warmup_from * lr to lr, on top of the schedule */
+    struct ps_trace *trace;            /* NULL: none */
     struct ps_loop_ranks *ranks;       /* NULL: statistics of BatchNorm are not shared */
     int threads;
     double start_s; /* monotonic: this attempt's elapsed time counts from here; 0: from the call of run */

@@ -48,7 +48,8 @@ static void on_signal(int number)
 static struct {
     pthread_mutex_t lock; /* guards ending */
     pthread_cond_t changed;
-    bool ending; /* the main thread is on its way out and will say why */
+    struct ps_trace *trace; /* written before the process is ended; set before the watchdog may end it */
+    bool ending;            /* the main thread is on its way out and will say why */
     int rank;
 } exit_gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -88,6 +89,9 @@ static void on_failure(void *context, const char *reason)
     if (ending)
         return;
     fprintf(stderr, "paramsync-train: rank %d: %s\n", exit_gate.rank, reason);
+    pthread_mutex_lock(&exit_gate.lock);
+    ps_trace_close(exit_gate.trace, 1, NULL); /* with the lock: the main thread cannot free it meanwhile */
+    pthread_mutex_unlock(&exit_gate.lock);
     ps_new_files_abandon_all(); /* the main thread may be in the middle of a checkpoint */
     _exit(1);
 }
@@ -104,6 +108,7 @@ struct job {
     struct ps_checkpoint *resume;
     struct ps_report *report;
     char training[PS_TRAINING_ID];
+    struct ps_trace *trace;
     bool run_unknown; /* as in ps_loop_config */
     enum ps_precision precision;
     char device[128];
@@ -467,8 +472,9 @@ static long long global_batch(const struct job *job)
 
 static void describe(struct job *job)
 {
-    static const char *const left_out[] = {"help",     "version", "ignore-unknown", "token-file", "tls-ca",
-                                           "tls-cert", "tls-key", "threads",        "precision",  "backend"};
+    static const char *const left_out[] = {"help",    "version",   "ignore-unknown", "token-file",
+                                           "tls-ca",  "tls-cert",  "tls-key",        "trace",
+                                           "threads", "precision", "backend"};
     struct ps_train_options *o = &job->options;
     const struct ps_options table = ps_train_table(o);
     char text[VALUE_SIZE];
@@ -615,12 +621,56 @@ static int set_up(struct job *job, struct ps_error *err)
     return code;
 }
 
+/* trace.json, trace.rank1.json, trace.rank2.json, ... */
+static int open_trace(struct job *job, struct ps_error *err)
+{
+    const char *file = job->options.trace, *slash = file ? strrchr(file, '/') : NULL;
+    const char *dot = file ? strrchr(slash ? slash : file, '.') : NULL;
+    char *path = NULL, name[32];
+    int rank = job->launch.rank;
+    if (!file)
+        return 0;
+    if (!dot || dot == file || dot[-1] == '/')
+        dot = file + strlen(file);
+    int made = rank == 0 ? asprintf(&path, "%s", file)
+                         : asprintf(&path, "%.*s.rank%d%s", (int)(dot - file), file, rank, dot);
+    if (made < 0)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    snprintf(name, sizeof name, "rank %d", rank);
+    struct ps_error why = {0};
+    int code = ps_trace_open(path, rank, name, 0, &job->trace, &why);
+    free(path);
+    if (code)
+        return blame_input(job, ps_fail(err, code, "--trace: %s", why.message));
+    if (!job->options.data_parallel) {
+        pthread_mutex_lock(&exit_gate.lock);
+        exit_gate.trace = job->trace;
+        pthread_mutex_unlock(&exit_gate.lock);
+    }
+    return 0;
+}
+
+static void close_trace(struct job *job)
+{
+    struct ps_error err = {0};
+    if (!job->options.data_parallel) {
+        pthread_mutex_lock(&exit_gate.lock);
+        exit_gate.trace = NULL;
+        pthread_mutex_unlock(&exit_gate.lock);
+    }
+    if (ps_trace_close(job->trace, 0, &err))
+        ps_log_warning("the trace is not written: %s", err.message);
+    job->trace = NULL;
+}
+
 /* What each rank has of its own. job->comm is there with replicas. */
 static int set_up_rank(struct job *job, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
     const struct ps_gloo_options gloo = {.interface = o->interface, .collective_s = o->collective_timeout};
-    int code = make_backend(job, err);
+    int code = open_trace(job, err);
+    if (!code)
+        code = make_backend(job, err);
     if (!code && !job->comm)
         code =
             ps_comm_open(job->rendezvous, job->launch.rank, job->launch.world_size, &gloo, &job->comm, err);
@@ -657,6 +707,7 @@ static int train_rank(struct job *job, double start_s, struct ps_loop_result *re
                                           .warmup_epochs = job->warmup_epochs,
                                           .warmup_from =
                                               job->lr > job->options.lr ? job->options.lr / job->lr : 0,
+                                          .trace = job->trace,
                                           .ranks = &job->ranks,
                                           .threads = job->threads,
                                           .start_s = start_s,
@@ -667,6 +718,7 @@ static int train_rank(struct job *job, double start_s, struct ps_loop_result *re
 static void tear_down(struct job *job, int code, const char *reason)
 {
     begin_ending();
+    close_trace(job);
     if (code && job->rendezvous)
         ps_rendezvous_fail(job->rendezvous, reason);
     if (job->report)
@@ -756,6 +808,7 @@ static void end_replicas(struct job *job, struct replica *all, int code)
         struct replica *r = &all[i];
         if (r->runs)
             pthread_join(r->thread, NULL);
+        close_trace(&r->job);
         if (code)
             ps_report_close(r->job.report, code == PS_CANCELLED ? "killed" : "failed", r->err.message,
                             hasty_report_s);

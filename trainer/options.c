@@ -232,6 +232,12 @@ static const struct ps_option rows[] = {
      .offset = FIELD(deterministic),
      .fallback = "false",
      .help = "the same bits each time with the same number of threads"},
+    {.name = "trace",
+     .type = PS_TYPE_STRING,
+     .offset = FIELD(trace),
+     .value = "FILE",
+     .help = "write what each step spent its time on, for Perfetto or chrome://tracing; ranks above 0 write "
+             "FILE with .rankN before its extension"},
     {.name = "profile",
      .type = PS_TYPE_BOOL,
      .offset = FIELD(profile),
@@ -450,6 +456,8 @@ static int check(struct ps_train_options *o, struct ps_error *err)
                        "--data_url is empty: name the folder that holds the images");
     if (!*o->output_dir)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--output_dir is empty: name the folder for checkpoints");
+    if (o->trace && !*o->trace)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--trace is empty: name a file");
     if (!*o->resume)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--resume is empty: auto, none or the path of a checkpoint");
     if (o->sidecar && !*o->sidecar)

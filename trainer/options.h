@@ -33,7 +33,7 @@ struct ps_train_options {
     int64_t seed, threads, eval_every;
     bool deterministic, profile;
     const char *ckpt_format, *resume;
-    const char *mode, *interface, *on_nan;
+    const char *mode, *interface, *on_nan, *trace;
     int64_t replicas; /* of mode dp */
     double warmup_epochs;
     bool sync_bn, freeze_bn;

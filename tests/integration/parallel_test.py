@@ -3,6 +3,7 @@
 ranks share it; the tolerances are the ones that PyTorch keeps against itself (float32, BatchNorm frozen or
 synchronised)."""
 import array
+import json
 import math
 import os
 import re
@@ -179,6 +180,54 @@ def case_resume():
         _, err = ddp(data, f"w{world}", world, "--epochs", "5", "--resume", "auto")
         assert f"world_size {world} instead of 3" in err, err
         check_close(f"w{world}", "straight", 1, epoch=4)
+
+
+def spans_of(name):
+    with open(path(name)) as f:
+        whole = json.load(f)
+    assert whole["otherData"]["dropped"] == 0
+    return [e for e in whole["traceEvents"] if e["ph"] == "X"]
+
+
+def case_trace():
+    """What --trace writes: for each rank and step the parts of a step, for each bucket its copies, its all-reduce on the
+    communication thread, and the wait for it; reductions run while backward does. Also after a failure."""
+    data = synth(train=192, test=20)
+    common = ["--width", "32", "--epochs", "1", "--batch", "16", "--trace", "t.json"]
+    ddp(data, "out", 2, *common)
+    steps = 6
+    for rank, name in enumerate(("t.json", "t.rank1.json")):
+        spans = spans_of(name)
+        assert {e["pid"] for e in spans} == {rank}
+        of = {}
+        for e in spans:
+            assert e["dur"] >= 0 and e["ts"] > 0, e
+            of.setdefault(e["name"], []).append(e)
+        assert {n: len(of[n]) for n in ("input wait", "forward", "backward", "update", "evaluation")} == {
+            "input wait": steps, "forward": steps, "backward": steps, "update": steps, "evaluation": 1}, {n: len(v) for n, v in of.items()}
+        assert len(of.get("checkpoint", [])) == (1 if rank == 0 else 0)
+        reductions = of["all-reduce"]
+        buckets = 1 + max(e["args"]["bucket"] for e in reductions)
+        assert buckets >= 2, "the net is too small for this test"
+        assert len(reductions) == 1 + (steps - 1) * buckets  # the first step has one bucket
+        assert len(of["wait"]) == len(of["copy out"]) == len(reductions)
+        assert len(of["copy in"]) == steps * 62
+        assert {e["tid"] for e in reductions} == {1} and {e["tid"] for e in of["backward"]} == {0}
+        # From the second step on the first bucket leaves before backward has ended.
+        early = sum(any(b["ts"] < r["ts"] < b["ts"] + b["dur"] for b in of["backward"])
+                    for r in reductions if r["args"]["bucket"] == 0)
+        assert early >= steps - 2, (early, steps)
+        for w in of["wait"]:  # none waits for less than what the reduction still takes
+            r = max((r for r in reductions if r["args"] == w["args"] and r["ts"] <= w["ts"] + w["dur"]), key=lambda e: e["ts"])
+            assert r["ts"] + r["dur"] <= w["ts"] + w["dur"] + 1000, (r, w)
+    assert not [n for n in os.listdir(work) if n.endswith(".tmp")]
+    train("--data_url", data, "--output_dir", "bad", *NET, "--batch", "16", "--epochs", "3", "--lr", "1e6", "--trace", "bad.trace",
+          "--backend", "ref", status=1)
+    assert any(e["name"] == "forward" for e in spans_of("bad.trace"))
+    _, err = train("--data_url", data, "--output_dir", "x", *NET, "--trace", "/nowhere/t.json", status=2)
+    assert "--trace: /nowhere/t.json" in err, err
+    dp(data, "dp", 2, "--epochs", "1", "--trace", "dp.json")
+    assert spans_of("dp.json") and spans_of("dp.rank1.json")
 
 
 if __name__ == "__main__":

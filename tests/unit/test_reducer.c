@@ -49,7 +49,7 @@ static void test_buckets_of_resnet18(void **state)
     struct fake_room room;
     fake_room_init(&room, 1);
     struct fake_comm comm = fake_comm_in(&room, 0);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, NULL};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, NULL, NULL};
     struct ps_reducer *r;
     struct ps_error err = {0};
     size_t bytes;
@@ -108,7 +108,7 @@ static void *run_rank(void *context)
     const struct ps_model *m = run->model;
     struct fake_comm comm = fake_comm_in(run->room, run->rank);
     struct ps_backend *b = fake_backend_new(m);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024, NULL};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024, NULL, NULL};
     struct ps_reducer *r = NULL;
     int *order = calloc((size_t)m->param_count, sizeof *order);
     unsigned random = 12345u + (unsigned)run->rank;
@@ -314,7 +314,7 @@ static void *run_gathering(void *context)
     const struct ps_model *m = g->model;
     struct fake_comm comm = fake_comm_in(g->room, g->rank);
     struct ps_backend *b = fake_backend_new(m);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024, g->order};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 256, 1024, g->order, NULL};
     struct ps_reducer *r = NULL;
     size_t bytes;
     int params;
@@ -395,7 +395,7 @@ static void test_order_of_another_model(void **state)
     struct ps_error err = {0};
     struct ps_reducer *r = NULL;
     int order[62] = {0}; /* parameter 0 again and again */
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, order};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, order, NULL};
     assert_int_equal(ps_reducer_create(&config, &r, &err), PS_INTERNAL);
     assert_non_null(strstr(err.message, "no order of this model"));
     fake_backend_free(b);
@@ -411,7 +411,7 @@ static void test_wrong_use(void **state)
     struct fake_room room;
     fake_room_init(&room, 1);
     struct fake_comm comm = fake_comm_in(&room, 0);
-    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, NULL};
+    struct ps_reducer_config config = {&fake_backend_ops, b, m, &comm.comm, 0, 0, NULL, NULL};
     struct ps_reducer *r;
     struct ps_error err = {0};
     assert_int_equal(ps_reducer_create(&config, &r, &err), 0);

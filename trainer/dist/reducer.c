@@ -26,6 +26,7 @@ struct ps_reducer {
     struct ps_backend *backend;
     const struct ps_model *model;
     struct ps_comm *comm;
+    struct ps_trace *trace;
     size_t first_bytes, bucket_bytes;
 
     /* The loop's thread alone: */
@@ -62,7 +63,9 @@ static void run_gather(struct ps_reducer *r)
     struct gather *g = r->gather;
     struct ps_error err = {0};
     pthread_mutex_unlock(&r->lock);
+    double start = ps_monotonic_s();
     int code = r->comm->ops->all_gather(r->comm, g->mine, g->bytes, g->all, &err);
+    ps_trace_span(r->trace, PS_TRACE_COMM, "all-gather", start, ps_monotonic_s(), NULL, 0);
     pthread_mutex_lock(&r->lock);
     if (code < 0 && !r->error.code)
         r->error = err;
@@ -87,11 +90,13 @@ static void *reducer_thread(void *context)
         struct bucket *b = &r->buckets[r->reduced];
         float *data = r->memory + b->offset;
         size_t count = b->count;
+        int number = r->reduced;
         pthread_mutex_unlock(&r->lock);
         struct ps_error err = {0};
         double start = ps_monotonic_s();
         int code = r->comm->ops->all_reduce(r->comm, data, count, PS_F32, &err);
         double took = ps_monotonic_s() - start;
+        ps_trace_span(r->trace, PS_TRACE_COMM, "all-reduce", start, start + took, "bucket", number);
         pthread_mutex_lock(&r->lock);
         r->reduce_s += took;
         if (code < 0 && !r->error.code)
@@ -166,6 +171,7 @@ int ps_reducer_create(const struct ps_reducer_config *config, struct ps_reducer 
                              .backend = config->backend,
                              .model = config->model,
                              .comm = config->comm,
+                             .trace = config->trace,
                              .first_bytes = config->first_bucket_bytes ? config->first_bucket_bytes : 1 << 20,
                              .bucket_bytes = config->bucket_bytes ? config->bucket_bytes : 25 << 20};
     pthread_mutex_init(&r->lock, NULL);
@@ -273,9 +279,13 @@ void ps_reducer_ready(void *reducer, int param)
     r->arrival[r->arrived++] = param;
     if (r->comm->world_size == 1)
         return;
+    double start = r->trace ? ps_monotonic_s() : 0;
     if (r->ops->copy_scaled(r->backend, r->memory + r->place[param], r->grads + p->offset, p->count, r->share,
                             &r->step_error) < 0)
         return;
+    if (r->trace)
+        ps_trace_span(r->trace, PS_TRACE_LOOP, "copy in", start, ps_monotonic_s(), "bucket",
+                      r->bucket_of[param]);
     r->buckets[r->bucket_of[param]].pending--;
     int before = r->full;
     while (r->full < r->bucket_count && r->buckets[r->full].pending == 0)
@@ -320,12 +330,14 @@ int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, 
         return give_up(r, err);
     if (r->comm->world_size > 1) {
         for (int i = 0; i < r->bucket_count; i++) {
+            double waiting = ps_monotonic_s();
             pthread_mutex_lock(&r->lock);
             while (r->reduced <= i && !r->error.code)
                 pthread_cond_wait(&r->changed, &r->lock);
             int code = r->error.code ? ps_fail(err, r->error.code, "%s", r->error.message) : 0;
             pthread_mutex_unlock(&r->lock);
             end = ps_monotonic_s();
+            ps_trace_span(r->trace, PS_TRACE_LOOP, "wait", waiting, end, "bucket", i);
             if (code < 0)
                 return code;
             for (int k = 0; k < r->buckets[i].params; k++) { /* while the next bucket is still under way */
@@ -335,6 +347,7 @@ int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, 
                 if (code < 0)
                     return code;
             }
+            ps_trace_span(r->trace, PS_TRACE_LOOP, "copy out", end, ps_monotonic_s(), "bucket", i);
         }
     }
     struct ps_reducer_times times = {.wait_s = end - start, .buckets = r->bucket_count};

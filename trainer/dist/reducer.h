@@ -22,6 +22,7 @@
 #ifndef PARAMSYNC_DIST_REDUCER_H
 #define PARAMSYNC_DIST_REDUCER_H
 
+#include "services/base/trace.h"
 #include "trainer/backend/backend.h"
 #include "trainer/dist/comm.h"
 
@@ -39,6 +40,7 @@ struct ps_reducer_config {
      * depends on an element's place in its bucket). NULL: a first step in one bucket. Copied; the same on all
      * ranks. */
     const int *order;
+    struct ps_trace *trace; /* NULL: none. Outlives the reducer */
 };
 
 struct ps_reducer_times {
