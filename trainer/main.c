@@ -48,6 +48,10 @@ static void on_signal(int number)
 static struct {
     pthread_mutex_t lock; /* guards ending */
     pthread_cond_t changed;
+    /* Rank 0's run, once it has one. */
+    struct ps_report_config report;
+    char run_id[27];
+    uint32_t attempt;
     struct ps_trace *trace; /* written before the process is ended; set before the watchdog may end it */
     bool ending;            /* the main thread is on its way out and will say why */
     int rank;
@@ -91,6 +95,8 @@ static void on_failure(void *context, const char *reason)
     fprintf(stderr, "paramsync-train: rank %d: %s\n", exit_gate.rank, reason);
     pthread_mutex_lock(&exit_gate.lock);
     ps_trace_close(exit_gate.trace, 1, NULL); /* with the lock: the main thread cannot free it meanwhile */
+    if (exit_gate.run_id[0])
+        ps_report_failed(&exit_gate.report, exit_gate.run_id, exit_gate.attempt, reason, hasty_report_s);
     pthread_mutex_unlock(&exit_gate.lock);
     ps_new_files_abandon_all(); /* the main thread may be in the middle of a checkpoint */
     _exit(1);
@@ -585,6 +591,11 @@ static int open_report(struct job *job, struct ps_error *err)
         if (o->sidecar && *name)
             ps_log_notice("reporting to %s as run %s, attempt %u", o->sidecar, name, facts.attempt);
         facts.reports = o->sidecar != NULL;
+        pthread_mutex_lock(&exit_gate.lock);
+        exit_gate.report = config;
+        snprintf(exit_gate.run_id, sizeof exit_gate.run_id, "%s", facts.id);
+        exit_gate.attempt = facts.attempt;
+        pthread_mutex_unlock(&exit_gate.lock);
     }
     if (job->launch.world_size > 1)
         code = job->comm->ops->broadcast(job->comm, &facts, sizeof facts, 0, err);

@@ -60,6 +60,11 @@ void ps_report_point(struct ps_report *report, const char *name, int64_t step, d
 /* The file at path is whole and stays; handed over off the training loop, retried after an outage. */
 void ps_report_checkpoint(struct ps_report *report, const char *path, const char *format, int epoch,
                           int64_t step, double accuracy, bool has_accuracy);
+/* For a thread that is about to _exit while the report is in other hands: tells the sidecar over a connection
+ * of its own that the run has failed, waiting at most timeout_s. Nothing is said if that does not succeed:
+ * the run is then found lost. */
+void ps_report_failed(const struct ps_report_config *config, const char *run_id, uint32_t attempt,
+                      const char *reason, double timeout_s);
 /* Fetches the newest checkpoint of config's run from which training can go on (its .state, and the weights
  * that go with it) into dir, under the names that the trainer gave them; each file is whole or not there.
  * *ret_epoch: which. PS_NOT_FOUND: no such run, or nothing to go on from; other failures say why the sidecar

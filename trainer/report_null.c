@@ -79,3 +79,13 @@ int ps_report_fetch(const struct ps_report_config *config, const char *dir, int 
     (void)ret_epoch;
     return ps_fail(err, PS_UNIMPLEMENTED, "this trainer was built without the services");
 }
+
+void ps_report_failed(const struct ps_report_config *config, const char *run_id, uint32_t attempt,
+                      const char *reason, double timeout_s)
+{
+    (void)config;
+    (void)run_id;
+    (void)attempt;
+    (void)reason;
+    (void)timeout_s;
+}

@@ -185,6 +185,23 @@ void ps_report_close(struct ps_report *report, const char *state, const char *re
     free(report);
 }
 
+void ps_report_failed(const struct ps_report_config *config, const char *run_id, uint32_t attempt,
+                      const char *reason, double timeout_s)
+{
+    const struct paramsync_options options = {.address = config->sidecar,
+                                              .token_file = config->token_file,
+                                              .tls_ca = config->tls_ca,
+                                              .tls_cert = config->tls_cert,
+                                              .tls_key = config->tls_key,
+                                              .timeout_s = timeout_s};
+    struct paramsync_client *client;
+    struct paramsync_error unheard = {0};
+    if (paramsync_connect(&options, &client, &unheard))
+        return;
+    (void)paramsync_finish_run(client, run_id, attempt, PARAMSYNC_RUN_FAILED, reason, 0, &unheard);
+    paramsync_disconnect(client);
+}
+
 /* ---- fetching ---- */
 
 /* Only a plain name of ours becomes a path. */

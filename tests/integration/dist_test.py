@@ -263,12 +263,12 @@ class DistTest(unittest.TestCase):
 
     def test_killed_rank(self):
         for mode in ("reduce", "reduce_quiet", "compute"):
-            for world, victim in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 2)):
+            for world, victim in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 2)):
                 with self.subTest(mode=mode, world=world, victim=victim):
                     self.check_death(mode, world, victim, signal.SIGKILL)
 
     def test_stopped_rank(self):
-        for mode, world, victim in (("reduce", 3, 1), ("reduce_quiet", 2, 1), ("compute", 3, 0), ("reduce_quiet", 3, 2)):
+        for mode, world, victim in (("reduce", 3, 1), ("reduce_quiet", 2, 1), ("compute", 3, 0), ("reduce_quiet", 3, 2), ("reduce", 4, 2)):
             with self.subTest(mode=mode, world=world, victim=victim):
                 took = self.check_death(mode, world, victim, signal.SIGSTOP)
                 self.assertGreater(took, 0.5)

@@ -46,6 +46,26 @@ ends("after a job that was killed", ranks + [rank(n, 3, d.address) for n in (1, 
 jobs = [[rank(n, 2, d.address, run=name, out=name) for n in (0, 1)] for name in ("left", "right")]
 for name, job in zip(("left", "right"), jobs):
     ends(name, job)
+
+# Rank 0 computes for long when rank 1 dies: its watchdog ends it, and the run is not left to be found lost.
+slow = ["--width", 64, "--resolution", 32, "--batch", 48, "--sidecar", d.address, "--run", "slow"]
+pair = [rank(n, 2, d.address, *slow, run="slow", out="slow") for n in (0, 1)]
+
+
+def state():
+    try:
+        return d.runs.GetRun(runs.GetRunRequest(run="slow")).state
+    except grpc.RpcError:
+        return 0
+
+
+wait_for("the run", lambda: state() == runs.RUN_STATE_RUNNING, 60)
+pair[1].kill()
+pair[1].communicate()
+_, err = pair[0].communicate(timeout=60)
+check(f"rank 0 ends for rank 1: {err}", pair[0].returncode == 1 and "rank 1" in err)
+same("the run's state", state(), runs.RUN_STATE_FAILED)
+check("the reason", "rank 1" in d.runs.GetRun(runs.GetRunRequest(run="slow")).reason)
 d.stop()
 
 ends("no sidecar", [rank(n, 2, d.address) for n in (0, 1)], 1, d.address)

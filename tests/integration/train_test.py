@@ -329,6 +329,47 @@ def case_failures():
         assert not [n for n in os.listdir(path("k")) if n.endswith(".tmp")], os.listdir(path("k"))
 
 
+def case_killed_saves():
+    """SIGKILL at 100 random instants of a training that does little but save: the next start always finds a whole
+    checkpoint, at most the one that was being written is lost, and no half-written file stays."""
+    import random
+    data = synth(train=32, test=4)
+    rng = random.Random(1)
+    common = ["--data_url", data, *TINY, "--epochs", "1000000", "--output_dir", "out", "--resume", "auto"]
+    done = 0  # the last epoch whose results were printed: its predecessor was saved before
+    resumed = torn = 0
+    for kill in range(100):
+        process = start(*common)
+        line = b""
+        while not line.startswith(b"val"):  # at least one epoch
+            line = process.stdout.readline()
+            assert line, process.stderr.read().decode()
+        time.sleep(rng.random() * 0.03)
+        process.kill()
+        out, err = process.communicate()
+        found = re.search(r"resuming from \S+epoch_(\d+)\.state", err.decode())
+        at = int(found[1]) if found else 0
+        assert at >= done - 1, (kill, done, err.decode())
+        resumed += at > 0
+        first = int(re.search(rb"epoch: (\d+)", line)[1])
+        assert first == at + 1, (line, err)
+        done = max([first] + [int(e) for e in re.findall(rb"val \| epoch: (\d+)", out)])
+        names = os.listdir(path("out"))
+        torn += any(n.endswith(".tmp") for n in names) or \
+            {n[:-6] for n in names if n.endswith(".state")} != {n[:-12] for n in names if n.endswith(".safetensors")}
+        for name in names:  # or the folder would grow to thousands
+            epoch = re.match(r"epoch_(\d+)\.", name)
+            if epoch and int(epoch[1]) < done - 3:
+                os.unlink(path("out", name))
+    assert resumed >= 95, resumed
+    print(f"{torn} of 100 kills fell into a save, {done} epochs")
+    assert torn > 0, "no kill fell into a save: this test shows nothing"
+    process = start(*common)
+    process.stdout.readline()
+    process.kill()
+    process.communicate()
+
+
 def case_used_folder():
     """A new training in a used folder: what is gone on from later is the new one, though the old got further."""
     data = synth()
