@@ -75,6 +75,12 @@ static int net_add_self(struct ps_model *m)
     int v = ps_model_conv(m, "a", m->input, 8, 3, 1, 1);
     return ps_model_add(m, v, v);
 }
+/* Overlapping windows often have the same maximum: the second pool sees many equal ones. */
+static int net_equal_maxima(struct ps_model *m)
+{
+    int v = ps_model_conv(m, "c", m->input, 8, 3, 1, 1);
+    return ps_model_max_pool(m, ps_model_max_pool(m, v, 3, 1, 1), 2, 2, 0);
+}
 static int net_max_pool(struct ps_model *m)
 {
     return ps_model_max_pool(m, ps_model_conv(m, "c", m->input, 8, 3, 1, 1), 3, 2, 1);
@@ -128,6 +134,7 @@ static const struct net nets[] = {
     {"add", 4, 5, 2, net_add},
     {"add to itself", 4, 5, 2, net_add_self},
     {"max pool", 3, 9, 2, net_max_pool},
+    {"equal maxima", 3, 8, 2, net_equal_maxima},
     {"avg pool", 5, 6, 3, net_avg_pool},
     {"dense", 7, 3, 5, net_dense},
     {"block with identity", 3, 6, 4, net_identity_block},
