@@ -204,7 +204,8 @@ static bool is_loopback(const char *host)
 int ps_meet_find(struct ps_meet *m, char *ret_host, size_t host_size, int *ret_port,
                  char ret_secret[PS_MEET_SECRET], struct ps_error *err)
 {
-    char hello[KEY], key[KEY], zero[17], host[HOST], sidecar[HOST];
+    char hello[KEY], key[KEY], port[8], zero[17], host[HOST], sidecar[HOST];
+    int64_t number = 0;
     char *answer = NULL;
     int code, sidecar_port;
     snprintf(hello, sizeof hello, "hello/%d", m->config.rank);
@@ -219,7 +220,8 @@ int ps_meet_find(struct ps_meet *m, char *ret_host, size_t host_size, int *ret_p
     } while (code == PS_DEADLINE_EXCEEDED);
     if (code)
         return code;
-    if (sscanf(answer, "%d %64[0-9a-f] %16[0-9a-f] %255s", ret_port, ret_secret, zero, host) != 4)
+    if (sscanf(answer, "%7[0-9] %64[0-9a-f] %16[0-9a-f] %255s", port, ret_secret, zero, host) != 4 ||
+        ps_parse_int64(port, 1, 65535, &number) < 0)
         code = ps_fail(err, PS_INVALID_ARGUMENT, "--init_method grpc://%.100s/%.100s: %s holds no address",
                        m->config.sidecar, m->config.run, key);
     free(answer);
@@ -230,6 +232,7 @@ int ps_meet_find(struct ps_meet *m, char *ret_host, size_t host_size, int *ret_p
         snprintf(host, sizeof host, "%s", sidecar);
     if (!code) {
         snprintf(ret_host, host_size, "%s", host);
+        *ret_port = (int)number;
         snprintf(key, sizeof key, "taken/%d/%s/%s", m->config.rank, m->nonce, zero);
         code = set(m, key, "1", err);
     }
