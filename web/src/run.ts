@@ -229,7 +229,8 @@ export function runPage(id: string, params: URLSearchParams): Page {
       replace(checkpointBox, h("p", { class: "soft" }, t("no_checkpoints")));
       return;
     }
-    const latest = checkpoints[checkpoints.length - 1];
+    const weights = checkpoints.filter((c) => c.format !== "state"); // what `pull --latest` means
+    const latest = weights[weights.length - 1];
     replace(checkpointBox, scroller(t("checkpoints"), h("table", { class: "stack" },
       h("thead", {}, h("tr", {}, [t("epoch"), t("file"), t("accuracy"), t("size"), t("digest"), t("created"), t("pull_command"), ""].map((c, i) =>
         h("th", { scope: "col", class: i === 0 || i === 2 || i === 3 ? "n" : "" }, c || h("span", { class: "offscreen" }, t("download")))))),
