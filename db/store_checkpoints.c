@@ -327,8 +327,14 @@ static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     struct delete_arguments *a = arguments;
     struct ps_run_key key = {0};
     struct ps_blob blob = {0};
-    int64_t size = 0;
+    int64_t size = 0, told = 0;
     int code = ps_find_run(tx->conn, a->name, &key, err);
+    /* The states that give way to newer ones, one an epoch, are no news. */
+    if (!code)
+        code =
+            ps_sql_int(tx->conn, 0, &told, err,
+                       "SELECT count(*) FROM checkpoints WHERE run = ? AND sha256 = ? AND format <> 'state'",
+                       "it", key.n, a->sha256);
     if (!code)
         code = ps_sql_int(tx->conn, 0, &size, err, "SELECT size FROM blobs WHERE sha256 = ?", "t", a->sha256);
     if (!code)
@@ -337,7 +343,7 @@ static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     if (!code && sqlite3_changes(tx->conn->db) == 0)
         code = ps_fail(err, PS_NOT_FOUND, "run \"%.200s\" has no checkpoint with sha256 %.64s", a->name,
                        a->sha256);
-    if (!code)
+    if (!code && told)
         code = ps_tx_event(tx, key.id, key.attempt, "updated", err, "checkpoint %s deleted", a->sha256);
     if (code)
         return code;
