@@ -401,13 +401,15 @@ static void finish_group(struct ps_store *store, struct ps_op *first, size_t cou
 /* With nothing else to do: hands a slice of the freed pages back to the file system. True: there are more. */
 static bool give_back_pages(struct ps_conn *conn)
 {
-    int64_t free_pages = 0;
-    if (ps_sql_exec(conn->db, "PRAGMA incremental_vacuum(500)", NULL) ||
+    int64_t before = 0, free_pages = 0;
+    if (ps_sql_int(conn, 0, &before, NULL, "PRAGMA freelist_count", "") ||
+        ps_sql_exec(conn->db, "PRAGMA incremental_vacuum(500)", NULL) ||
         ps_sql_int(conn, 0, &free_pages, NULL, "PRAGMA freelist_count", ""))
         return false;
     if (free_pages == 0) /* the file itself gets shorter when the log is copied into it */
         ps_sql_exec(conn->db, "PRAGMA wal_checkpoint(PASSIVE)", NULL);
-    return free_pages > 0;
+    /* A file without auto_vacuum (one that was rebuilt by other tools) gives nothing back, ever. */
+    return free_pages > 0 && free_pages < before;
 }
 
 static void *writer_main(void *argument)

@@ -236,3 +236,40 @@ int ps_blobs_remove(struct ps_blobs *blobs, const char *sha256, struct ps_error 
     free(path);
     return code;
 }
+
+/* One of the 256 folders: files are named by the digits that follow its own two. */
+static size_t sweep_folder(struct ps_blobs *blobs, const char *two,
+                           bool (*keep)(void *context, const char *sha256), void *context,
+                           uint64_t *ret_bytes)
+{
+    char *path = ps_path_join(blobs->root, two), sha256[PS_SHA256_HEX];
+    DIR *dir = path ? opendir(path) : NULL;
+    size_t removed = 0;
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        struct stat st;
+        if (snprintf(sha256, sizeof sha256, "%s%s", two, entry->d_name) != PS_SHA256_HEX - 1 ||
+            !ps_sha256_hex_valid(sha256) || keep(context, sha256))
+            continue;
+        if (fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+            unlinkat(dirfd(dir), entry->d_name, 0) == 0) {
+            removed++;
+            *ret_bytes += (uint64_t)st.st_size;
+        }
+    }
+    if (dir)
+        closedir(dir);
+    free(path);
+    return removed;
+}
+
+size_t ps_blobs_sweep(struct ps_blobs *blobs, bool (*keep)(void *context, const char *sha256), void *context,
+                      uint64_t *ret_bytes)
+{
+    size_t removed = 0;
+    for (unsigned i = 0; i < 256; i++) {
+        char two[3];
+        snprintf(two, sizeof two, "%02x", i);
+        removed += sweep_folder(blobs, two, keep, context, ret_bytes);
+    }
+    return removed;
+}

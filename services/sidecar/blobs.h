@@ -7,6 +7,8 @@
 #include "services/base/digest.h"
 #include "services/base/error.h"
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct ps_blobs;
@@ -33,6 +35,10 @@ struct ps_blob_writer *ps_blob_writer_free(struct ps_blob_writer *writer);
  * NOT_FOUND if there is none; DATA_LOSS if its length is not size (pass 0 to skip that check). */
 int ps_blobs_read(struct ps_blobs *blobs, const char *sha256, uint64_t size, int *ret_fd,
                   struct ps_error *err);
+/* Calls keep for every blob there is, and removes those for which it says false: what a crash left between a
+ * file and its row. Returns how many; their bytes are added to *ret_bytes. */
+size_t ps_blobs_sweep(struct ps_blobs *blobs, bool (*keep)(void *context, const char *sha256), void *context,
+                      uint64_t *ret_bytes);
 int ps_blobs_remove(struct ps_blobs *blobs, const char *sha256,
                     struct ps_error *err); /* 0 if it is not there */
 

@@ -207,13 +207,23 @@ static int read_chunk(int fd, unsigned char *buffer, size_t size, uint64_t offse
     return 0;
 }
 
-static int send_content(struct ps_rpc_call *call, int fd, uint64_t size, uint64_t offset, size_t chunk_bytes,
-                        struct ps_error *err)
+/* The digest is taken of what is sent (and of what a resumed pull has already), so that a file that has
+ * rotted on the disk ends as DATA_LOSS also for a client that does not look itself. */
+static int send_content(struct ps_rpc_call *call, int fd, const struct ps_checkpoint *checkpoint,
+                        uint64_t offset, size_t chunk_bytes, struct ps_error *err)
 {
+    const uint64_t size = checkpoint->size;
     unsigned char *buffer = malloc(chunk_bytes);
-    if (!buffer)
-        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
-    int code = 0;
+    struct ps_sha256 *sha = ps_sha256_new();
+    int code = buffer && sha ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    for (uint64_t at = 0; !code && at < offset;) {
+        size_t n = offset - at < chunk_bytes ? (size_t)(offset - at) : chunk_bytes;
+        code = ps_rpc_cancelled(call) ? ps_fail(err, PS_CANCELLED, "the client has gone")
+                                      : read_chunk(fd, buffer, n, at, err);
+        if (!code)
+            ps_sha256_update(sha, buffer, n);
+        at += n;
+    }
     while (!code && offset < size) {
         size_t n = size - offset < chunk_bytes ? (size_t)(size - offset) : chunk_bytes;
         code = read_chunk(fd, buffer, n, offset, err);
@@ -225,11 +235,21 @@ static int send_content(struct ps_rpc_call *call, int fd, uint64_t size, uint64_
         chunk.data.data = buffer;
         chunk.data.len = n;
         chunk.crc32c = ps_crc32c(0, buffer, n);
+        ps_sha256_update(sha, buffer, n);
         response.part_case = PARAMSYNC__V1__PULL_CHECKPOINT_RESPONSE__PART_CHUNK;
         response.chunk = &chunk;
         code = ps_rpc_send(call, &response.base, err);
         offset += n;
     }
+    char hex[PS_SHA256_HEX];
+    if (!code) {
+        ps_sha256_hex(sha, hex);
+        if (strcmp(hex, checkpoint->sha256) != 0)
+            code = ps_fail(err, PS_DATA_LOSS,
+                           "the file of %s has changed on the sidecar's disk: its sha256 is %s, not %s",
+                           checkpoint->filename, hex, checkpoint->sha256);
+    }
+    ps_sha256_free(sha);
     free(buffer);
     return code;
 }
@@ -260,7 +280,7 @@ PS_HANDLER(ps_handle_pull_checkpoint)
         code = ps_rpc_send(call, &response.base, err);
     }
     if (!code)
-        code = send_content(call, fd, checkpoint.size, request->offset, chunk_bytes, err);
+        code = send_content(call, fd, &checkpoint, request->offset, chunk_bytes, err);
     if (fd >= 0)
         close(fd);
     ps_checkpoint_done(&checkpoint);

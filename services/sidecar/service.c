@@ -223,6 +223,13 @@ static int load_live(struct ps_service *service, struct ps_error *err)
 
 /* ---- Opening ---- */
 
+/* In doubt a file stays. */
+static bool in_catalogue(void *store, const char *sha256)
+{
+    struct ps_blob blob;
+    return ps_store_get_blob(store, sha256, &blob, NULL, NULL) != PS_NOT_FOUND;
+}
+
 int ps_service_open(const struct ps_service_config *config, struct ps_service **ret_service,
                     struct ps_error *err)
 {
@@ -250,6 +257,13 @@ int ps_service_open(const struct ps_service_config *config, struct ps_service **
     /* After the store, whose lock says that nobody else is receiving into the folder that is emptied. */
     if (!code)
         code = ps_blobs_open(config->data_dir, &service->blobs, err);
+    if (!code) {
+        uint64_t bytes = 0;
+        size_t swept = ps_blobs_sweep(service->blobs, in_catalogue, service->store, &bytes);
+        if (swept)
+            ps_log_notice("removed %zu checkpoint file%s (%llu bytes) that no run has", swept,
+                          swept == 1 ? "" : "s", (unsigned long long)bytes);
+    }
     if (!code)
         code = load_live(service, err);
     if (code) {

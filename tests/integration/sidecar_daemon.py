@@ -253,6 +253,65 @@ def test_restart_in_uploads_and_pulls():
     same("exit status", d.stop(), 0)
 
 
+def test_blobs_on_the_disk():
+    """What has rotted is not handed out as good, also to a client that does not look; what no run has is removed."""
+    d = Daemon("rot").connect()
+    create(d)
+    data = os.urandom(300000)
+    sha256 = put(d, data).sha256
+    pull = lambda **more: b"".join(p.chunk.data for p in d.checkpoints.PullCheckpoint(checkpoints.PullCheckpointRequest(run="r", **more)))
+    same("as it was put", pull(), data)
+    same("the rest of it", pull(offset=123456), data[123456:])
+    same("nothing is left of it", pull(offset=len(data)), b"")
+    blob = d.dir / "blobs" / "sha256" / sha256[:2] / sha256[2:]
+    blob.chmod(0o600)
+    with open(blob, "r+b") as f:
+        f.seek(1000)
+        f.write(bytes([data[1000] ^ 1]))
+    fails("one bit", grpc.StatusCode.DATA_LOSS, pull, "sha256")
+    fails("in what was pulled before", grpc.StatusCode.DATA_LOSS, lambda: pull(offset=200000), "sha256")
+    orphan = d.dir / "blobs" / "sha256" / "ab" / ("c" * 62)
+    other = d.dir / "blobs" / "sha256" / "ab" / "README"
+    orphan.parent.mkdir(exist_ok=True)
+    orphan.write_bytes(b"left by a crash between the file and its row")
+    other.write_bytes(b"not a blob")
+    same("exit status", d.stop(), 0)
+    d = Daemon("rot").connect()
+    check("the orphan is removed", not orphan.exists())
+    check("what has a row stays, and what is no blob", blob.exists() and other.exists())
+    same("exit status", d.stop(), 0)
+
+
+def test_store_without_auto_vacuum():
+    """A store that was rebuilt by other tools gives no pages back: the writer does not ask for ever."""
+    d = Daemon("dumped").connect()
+    create(d)
+    list(d.metrics.ReportSteps(batch(n, points=2000) for n in range(1, 30)))
+    same("exit status", d.stop(), 0)
+    import sqlite3
+    store = d.dir / "paramsync.db"
+    with sqlite3.connect(store) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("PRAGMA auto_vacuum = NONE")
+        db.commit()
+        db.execute("VACUUM")
+        same("it has none", db.execute("PRAGMA auto_vacuum").fetchone()[0], 0)
+    db.close()
+    d = Daemon("dumped").connect()
+    d.runs.FinishRun(runs.FinishRunRequest(run="r", state=runs.RUN_STATE_KILLED))
+    d.runs.DeleteRun(runs.DeleteRunRequest(run="r"))
+
+    def used():
+        with open(f"/proc/{d.process.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    time.sleep(1)  # what there is to do after a deletion
+    before = used()
+    time.sleep(2)
+    check(f"at rest afterwards: {used() - before:.2f} s of processor time in 2 s", used() - before < 1)
+    same("exit status", d.stop(), 0)
+
+
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
@@ -320,7 +379,8 @@ def test_bad_stores():
 
 
 for test in (test_kill_9_loses_nothing, test_two_daemons_and_ports, test_bad_options, test_config_file, test_token, test_tls,
-             test_silent_runs_are_lost, test_restart_in_uploads_and_pulls, test_full_disk, test_bad_stores):
+             test_silent_runs_are_lost, test_restart_in_uploads_and_pulls, test_blobs_on_the_disk,
+             test_store_without_auto_vacuum, test_full_disk, test_bad_stores):
     print(test.__name__, flush=True)
     test()
 finish()
