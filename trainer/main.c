@@ -237,6 +237,8 @@ static int choose_replicas(struct job *job, struct ps_error *err)
         most = o->batch < most ? (int)o->batch : most < 1 ? 1 : most;
     }
     most = most < PS_TRAIN_REPLICAS_MAX ? most : PS_TRAIN_REPLICAS_MAX;
+    while (cpu && o->batch % most) /* not asked for: 12 cores share a batch of 128 as 8 replicas do */
+        most--;
     job->replicas = o->replicas_given ? (int)o->replicas : most;
     if (!cpu && job->replicas > job->devices)
         return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT, "--replicas %d: there are %d GPUs",

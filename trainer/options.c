@@ -279,7 +279,8 @@ static const struct ps_option rows[] = {
      .value = "N",
      .min = 1,
      .max = PS_TRAIN_REPLICAS_MAX,
-     .help = "of --mode dp; default: the GPUs, or on CPUs the cores / --threads"},
+     .help = "of --mode dp; default: the GPUs, or on CPUs as many of the cores / --threads as share --batch "
+             "evenly"},
     {.name = "interface",
      .type = PS_TYPE_STRING,
      .offset = FIELD(interface),

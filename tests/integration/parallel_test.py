@@ -122,6 +122,11 @@ def case_dp():
     _, err = dp(data, "x", 5, "--epochs", "1", status=2)
     assert "--batch 48 cannot be shared evenly among 5 replicas" in err, err
     _, err = dp(data, "x", 2, "--epochs", "1", status=2, env={"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"})
+    # Nobody asked for a number: one that divides the batch is taken.
+    _, err = train("--data_url", data, "--output_dir", "prime", "--backend", "cpu", *NET, "--mode", "dp", "--batch", "7",
+                   "--epochs", "1")
+    count = int(re.search(r"--mode dp: (\d+) replica", err)[1])
+    assert count in (1, 7) and (count == 7) == (len(os.sched_getaffinity(0)) >= 7), err
     _, err = dp(data, "x", 4, "--epochs", "3", "--lr", "1e6", status=1)
     assert re.search(r"is -?(nan|inf) at step \d+ \(epoch 1\) on rank \d", err), err
 
