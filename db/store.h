@@ -257,6 +257,9 @@ void ps_event_list_done(struct ps_event_list *list);
 /* Events with id > since_id, at most limit (1..10000; 0: 1000). run NULL or empty: of all runs. */
 int ps_store_list_events(struct ps_store *store, const char *run, uint64_t since_id, uint32_t limit,
                          struct ps_event_list *ret_list, struct ps_error *err);
+/* A run's newest events, at most limit, by id. */
+int ps_store_newest_events(struct ps_store *store, const char *run, uint32_t limit,
+                           struct ps_event_list *ret_list, struct ps_error *err);
 /* The highest id there is; 0: none. */
 int ps_store_last_event(struct ps_store *store, uint64_t *ret_id, struct ps_error *err);
 

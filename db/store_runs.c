@@ -424,8 +424,10 @@ int ps_store_list_ranks(struct ps_store *store, const char *run, uint32_t attemp
     return 0;
 }
 
-int ps_store_list_events(struct ps_store *store, const char *run, uint64_t since_id, uint32_t limit,
-                         struct ps_event_list *ret_list, struct ps_error *err)
+enum event_order { SINCE, NEWEST };
+
+static int list_events(struct ps_store *store, const char *run, enum event_order which, uint64_t since_id,
+                       uint32_t limit, struct ps_event_list *ret_list, struct ps_error *err)
 {
     if (limit > 10000)
         return ps_fail(err, PS_INVALID_ARGUMENT, "limit %u: must be at most 10000", limit);
@@ -446,7 +448,12 @@ int ps_store_list_events(struct ps_store *store, const char *run, uint64_t since
     list.memory = arena;
     if (!code && one)
         code = ps_find_run(conn, run, &key, err);
-    if (!code && one)
+    if (!code && one && which == NEWEST)
+        code = ps_sql_query(conn, &stmt, err,
+                            "SELECT * FROM (SELECT id, run_id, attempt, kind, detail, at_ns FROM events"
+                            " WHERE run_id = ? ORDER BY id DESC LIMIT ?) ORDER BY id",
+                            "tk", key.id, limit ? limit : 1000);
+    else if (!code && one)
         code = ps_sql_query(
             conn, &stmt, err,
             "SELECT id, run_id, attempt, kind, detail, at_ns FROM events WHERE run_id = ? AND id > ?"
@@ -484,6 +491,18 @@ int ps_store_list_events(struct ps_store *store, const char *run, uint64_t since
     }
     *ret_list = list;
     return 0;
+}
+
+int ps_store_list_events(struct ps_store *store, const char *run, uint64_t since_id, uint32_t limit,
+                         struct ps_event_list *ret_list, struct ps_error *err)
+{
+    return list_events(store, run, SINCE, since_id, limit, ret_list, err);
+}
+
+int ps_store_newest_events(struct ps_store *store, const char *run, uint32_t limit,
+                           struct ps_event_list *ret_list, struct ps_error *err)
+{
+    return list_events(store, run, NEWEST, 0, limit, ret_list, err);
 }
 
 int ps_store_last_event(struct ps_store *store, uint64_t *ret_id, struct ps_error *err)

@@ -552,7 +552,9 @@ static int get_events(struct ps_web_api *api, const char *id, const struct ps_we
     if (rc == 0)
         rc = whole(request, "limit", 1, 10000, 1000, &limit, err);
     if (rc == 0)
-        rc = ps_store_list_events(api->service->store, id, (uint64_t)since, (uint32_t)limit, &list, err);
+        rc = since
+                 ? ps_store_list_events(api->service->store, id, (uint64_t)since, (uint32_t)limit, &list, err)
+                 : ps_store_newest_events(api->service->store, id, (uint32_t)limit, &list, err);
     if (rc < 0)
         return rc;
     json_t *o = json_object(), *array = json_array();

@@ -236,6 +236,20 @@ def described(sidecar, run):
     fits(json.loads(sidecar.get("/nothing")[2]), {"$ref": "#/components/schemas/Error"}, "error")
 
 
+def long_run(sidecar):
+    """Of more events than one answer holds the newest come, and a client that has some gets the next ones."""
+    run = sidecar.create("long")
+    for number in range(1, 1061):
+        sidecar.epoch(run.id, number, 0.5)
+    got = sidecar.json(f"/api/v1/runs/{run.id}/events")["events"]
+    check(len(got) == 1000 and got[-1]["detail"].startswith("epoch 1060"), len(got), got[-1])
+    check([e["id"] for e in got] == sorted(e["id"] for e in got), "order")
+    few = sidecar.json(f"/api/v1/runs/{run.id}/events?limit=3")["events"]
+    check([e["id"] for e in few] == [e["id"] for e in got[-3:]], few)
+    later = sidecar.json(f"/api/v1/runs/{run.id}/events?since={got[0]['id']}&limit=2")["events"]
+    check([e["id"] for e in later] == [e["id"] for e in got[1:3]], later)
+
+
 def main():
     with Sidecar("--allow-host", "allowed.example") as sidecar:
         run = figures(sidecar)
@@ -244,6 +258,7 @@ def main():
         described(sidecar, run)
         events(sidecar)
         metrics(sidecar)
+        long_run(sidecar)
     login()
     print("the HTTP face answers as described")
 

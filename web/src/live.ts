@@ -6,7 +6,7 @@
 import type { RunEvent } from "./types.ts";
 
 export type LiveState = "connecting" | "live" | "lost";
-type Message = { kind: "event"; event: RunEvent } | { kind: "state"; state: LiveState } | { kind: "ask" } | { kind: "reset" };
+type Message = { kind: "event"; event: RunEvent } | { kind: "state"; state: LiveState } | { kind: "ask" } | { kind: "reset"; id: number };
 
 const RETRY_MS = 2000;
 const SILENCE_MS = 40000; // the server sends something at least every 15 s
@@ -57,7 +57,7 @@ function lead(): void {
     source.addEventListener("reset", (message) => {
       lastId = Number((message as MessageEvent<string>).lastEventId) || 0;
       deliver(null);
-      share({ kind: "reset" });
+      share({ kind: "reset", id: lastId });
     });
     source.addEventListener("run", (message) => {
       alive();
@@ -86,7 +86,10 @@ export function startLive(): void {
       const data = message.data;
       if (data.kind === "event") deliver(data.event);
       else if (data.kind === "state") setState(data.state);
-      else if (data.kind === "reset") deliver(null);
+      else if (data.kind === "reset") {
+        lastId = data.id; // a store that was replaced counts anew
+        deliver(null);
+      }
       else if (leading) share({ kind: "state", state });
     };
   }
