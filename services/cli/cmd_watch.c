@@ -113,6 +113,15 @@ static int read_state(struct watch *w)
     return 0;
 }
 
+/* Whether this event's epoch has not been printed. One that is replayed may have been reported between our
+ * first look and the start of the stream. */
+static bool is_news(const struct watch *w, const struct paramsync_event *event)
+{
+    unsigned long epoch = strncmp(event->detail, "epoch ", 6) == 0 ? strtoul(event->detail + 6, NULL, 10) : 0;
+    return event->run || event->attempt > w->printed_attempt ||
+           (event->attempt == w->printed_attempt && epoch > w->printed_epoch);
+}
+
 static int on_event(void *context, const struct paramsync_event *event)
 {
     struct watch *w = context;
@@ -125,7 +134,7 @@ static int on_event(void *context, const struct paramsync_event *event)
     else if (strcmp(event->kind, "finished") == 0 || strcmp(event->kind, "failed") == 0 ||
              strcmp(event->kind, "killed") == 0)
         w->code = read_state(w); /* replayed: an earlier attempt's end, or the run's */
-    if (!w->code && strcmp(event->kind, "epoch") == 0 && event->run)
+    if (!w->code && strcmp(event->kind, "epoch") == 0 && is_news(w, event))
         w->code = catch_up(w);
     for (size_t i = 0; !w->code && event->run && i < sizeof loud / sizeof *loud; i++) {
         char text[600];
