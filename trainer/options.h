@@ -4,10 +4,10 @@
 #define PARAMSYNC_TRAINER_OPTIONS_H
 
 #include "services/base/error.h"
+#include "services/base/launch.h"
 #include "services/base/options.h"
 #include "trainer/backend/backend.h"
 #include "trainer/data/augment.h"
-#include "trainer/dist/launch.h"
 #include "trainer/optim/schedule.h"
 
 #include <stdbool.h>

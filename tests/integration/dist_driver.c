@@ -3,9 +3,9 @@
  * [--collective S] [--width N] [--interface I] [--join S] [--uneven 1] [--micro K] [--dump FILE]. Prints what
  * the script waits for; every failure is one line "FAILED: reason" on stderr and exit status 1. */
 #include "services/base/clock.h"
+#include "services/base/launch.h"
 #include "trainer/backend/backend.h"
 #include "trainer/dist/gloo.h"
-#include "trainer/dist/launch.h"
 #include "trainer/dist/reducer.h"
 #include "trainer/dist/rendezvous.h"
 #include "trainer/dist/start.h"

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "trainer/dist/launch.h"
+#include "services/base/launch.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -234,9 +234,82 @@ static void test_secret(void **state)
     unsetenv("PARAMSYNC_JOB_SECRET");
 }
 
+struct node_row {
+    const char *env, *address;
+    int count, rank;    /* flags; 0 and -1: not given */
+    const char *source; /* NULL: refused, and then says */
+    const char *says;
+    int want_count, want_rank, cards;
+    const char *host;
+    int port;
+};
+
+static const struct node_row node_rows[] = {
+    {"", NULL, 0, -1, "single node", NULL, 1, 0, 0, "", 0},
+    {"RANK=3 WORLD_SIZE=8 MASTER_ADDR=x MASTER_PORT=9", NULL, 0, -1, "single node", NULL, 1, 0, 0, "", 0},
+    {"", "n0:29400", 2, 1, "flags", NULL, 2, 1, 0, "n0", 29400},
+    {"SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_NNODES=4 SLURM_JOB_NODELIST=g[7-9]", "[fd00::1]:5", 1, -1, "flags",
+     NULL, 1, 0, 0, "fd00::1", 5},
+    {"SLURM_JOB_ID=41 SLURM_STEP_ID=2 SLURM_NODEID=1 SLURM_NNODES=9 SLURM_STEP_NUM_NODES=2 SLURM_NTASKS=2 "
+     "SLURM_STEP_NODELIST=g[10,20-25] SLURM_GPUS_ON_NODE=8",
+     NULL, 0, -1, "Slurm", NULL, 2, 1, 8, "g10", 20042},
+    {"SLURM_JOB_ID=41 SLURM_STEP_ID=2 SLURM_NODEID=1 SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b", "b:77", 0, -1,
+     "Slurm", NULL, 2, 1, 0, "b", 77},
+    {"SLURM_JOB_ID=41 SLURM_NNODES=1", NULL, 0, -1, "single node", NULL, 1, 0, 0, "", 0},
+    {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1", "n0:5", 0, -1, "Open MPI",
+     NULL, 2, 1, 0, "n0", 5},
+    {"VC_TASK_INDEX=1 MA_NUM_HOSTS=2 MA_NUM_GPUS=8 VC_WORKER_HOSTS=job-0.job,job-1.job", NULL, 0, -1,
+     "ModelArts", NULL, 2, 1, 8, "job-0.job", 6060},
+    {"VC_TASK_INDEX=0 MA_NUM_HOSTS=1 MA_NUM_GPUS=4", NULL, 0, -1, "ModelArts", NULL, 1, 0, 4, "", 6060},
+    /* refused */
+    {"", NULL, 0, 1, NULL, "--nnodes is not", 0, 0, 0, NULL, 0},
+    {"", "h:1", 2, -1, NULL, "needs --node-rank", 0, 0, 0, NULL, 0},
+    {"", "h:1", 2, 2, NULL, "nodes are 0 to 1", 0, 0, 0, NULL, 0},
+    {"", NULL, 2, 1, NULL, "give --rdzv", 0, 0, 0, NULL, 0},
+    {"", ":1", 2, 1, NULL, "--rdzv :1", 0, 0, 0, NULL, 0},
+    {"", "h:0", 2, 1, NULL, "--rdzv h:0", 0, 0, 0, NULL, 0},
+    {"", "h", 2, 1, NULL, "--rdzv h", 0, 0, 0, NULL, 0},
+    {"SLURM_JOB_ID=41 SLURM_NNODES=2", NULL, 0, -1, NULL, "srun --ntasks-per-node=1", 0, 0, 0, NULL, 0},
+    {"SLURM_JOB_ID=41 SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_NNODES=2 SLURM_NTASKS=16 SLURM_JOB_NODELIST=a,b",
+     NULL, 0, -1, NULL, "--ntasks-per-node=1", 0, 0, 0, NULL, 0},
+    {"SLURM_STEP_ID=0 SLURM_NNODES=2", NULL, 0, -1, NULL, "SLURM_NODEID is not", 0, 0, 0, NULL, 0},
+    {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2", "h:1", 0, -1, NULL,
+     "ppr:1:node", 0, 0, 0, NULL, 0},
+    {"MA_NUM_HOSTS=2", NULL, 0, -1, NULL, "VC_TASK_INDEX is not", 0, 0, 0, NULL, 0},
+    {"VC_TASK_INDEX=1 MA_NUM_HOSTS=2", NULL, 0, -1, NULL, "give --rdzv", 0, 0, 0, NULL, 0},
+};
+
+static void test_nodes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof node_rows / sizeof *node_rows; i++) {
+        const struct node_row *r = &node_rows[i];
+        struct ps_nodes_flags flags = {.count = r->count, .rank = r->rank, .address = r->address};
+        struct ps_nodes got = {.rank = 77};
+        struct ps_error err = {0};
+        int code = ps_nodes_resolve(&flags, line_env, (void *)r->env, &got, &err);
+        if (!r->source) {
+            if (code != PS_INVALID_ARGUMENT || !strstr(err.message, r->says) || got.rank != 77)
+                fail_msg("row %zu (%s): %d %s", i, r->env, code, err.message);
+        } else if (code || strcmp(got.source, r->source) != 0 || got.count != r->want_count ||
+                   got.rank != r->want_rank || got.cards != r->cards || strcmp(got.host, r->host) != 0 ||
+                   got.port != r->port || !got.secret[0] || !got.open_secret) {
+            fail_msg("row %zu (%s): %d %s: %s, %d of %d, %d cards, %s:%d", i, r->env, code, err.message,
+                     got.source, got.rank, got.count, got.cards, got.host, got.port);
+        }
+    }
+    struct ps_nodes_flags flags = {.rank = -1};
+    struct ps_nodes got;
+    assert_int_equal(ps_nodes_resolve(&flags, line_env, (void *)"PARAMSYNC_JOB_SECRET=apples", &got, NULL),
+                     0);
+    assert_string_equal(got.secret, "apples");
+    assert_false(got.open_secret);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nodes),
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_secret),

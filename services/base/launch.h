@@ -10,8 +10,8 @@
  * Port: torchrun with TORCHELASTIC_USE_AGENT_STORE=True listens on MASTER_PORT itself, so ours is then the
  * next one, MASTER_PORT + 1 (MASTER_PORT - 1 for 65535). Launchers that give no port: 20000 + job number mod
  * 20000 (Open MPI, Slurm), 6060 on ModelArts; MASTER_PORT wins over these. */
-#ifndef PARAMSYNC_DIST_LAUNCH_H
-#define PARAMSYNC_DIST_LAUNCH_H
+#ifndef PARAMSYNC_BASE_LAUNCH_H
+#define PARAMSYNC_BASE_LAUNCH_H
 
 #include "services/base/error.h"
 
@@ -44,5 +44,28 @@ typedef const char *(*ps_getenv)(void *context, const char *name); /* NULL if un
 /* get may be NULL: the process's environment. PS_INVALID_ARGUMENT with one line for the user. */
 int ps_launch_resolve(const struct ps_launch_flags *flags, ps_getenv get, void *context,
                       struct ps_launch *ret, struct ps_error *err);
+
+/* ---- The same question for a launcher, which counts nodes: one of it runs on each ---- */
+
+struct ps_nodes_flags {
+    int64_t count, rank; /* 0 and -1: not given */
+    const char *address; /* HOST:PORT of node 0, or NULL */
+};
+
+struct ps_nodes {
+    int count, rank;
+    int cards;      /* accelerators of this node as the scheduler tells them; 0: not told */
+    char host[256]; /* of node 0; "" only if count is 1 and nothing was said */
+    int port;
+    const char *source; /* static: "flags", "Open MPI", "Slurm", "ModelArts", "single node" */
+    char secret[320];   /* as in ps_launch */
+    bool open_secret;   /* it follows from things that others know too */
+};
+
+/* Flags > Open MPI (OMPI_COMM_WORLD_*, one process per node) > Slurm (SLURM_*, in a step of one task per
+ * node) > ModelArts (VC_*, MA_*) > a single node. Flags may complete a family: --rdzv with Slurm's counts,
+ * for example. */
+int ps_nodes_resolve(const struct ps_nodes_flags *flags, ps_getenv get, void *context, struct ps_nodes *ret,
+                     struct ps_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "trainer/dist/launch.h"
+#include "services/base/launch.h"
 
 #include "services/base/text.h"
 #include <stdio.h>
@@ -452,5 +452,136 @@ int ps_launch_resolve(const struct ps_launch_flags *flags, ps_getenv get, void *
     if (a.out.world_size == 1)
         a.out.local_rank = 0, a.out.local_size = 1;
     *ret = a.out;
+    return 0;
+}
+
+/* ---- nodes ---- */
+
+static int nodes_of_open_mpi(struct asked *a)
+{
+    int code = family(a, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), local = 1;
+    if (code <= 0)
+        return code;
+    if ((code = env_optional(a, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, PS_WORLD_MAX, &local)) < 0)
+        return code;
+    if (local > 1)
+        return ps_fail(
+            a->err, PS_INVALID_ARGUMENT,
+            "mpirun has started %d launchers on this node, but one launcher starts all ranks of its "
+            "node: mpirun --map-by ppr:1:node",
+            local);
+    const char *job = env(a, "PMIX_NAMESPACE");
+    if (job)
+        a->out.port = job_port(job, 1);
+    return (code = master_address(a)) < 0 ? code : 1;
+}
+
+static int nodes_of_slurm(struct asked *a, int *ret_cards)
+{
+    int code, nodes = 0;
+    if (!env(a, "SLURM_STEP_ID")) {
+        if (env(a, "SLURM_JOB_ID") && (code = env_optional(a, "SLURM_NNODES", 1, PS_WORLD_MAX, &nodes)) < 0)
+            return code;
+        return nodes > 1 ? ps_fail(a->err, PS_INVALID_ARGUMENT,
+                                   "this job has %d nodes, but the launcher runs outside of srun, on one of "
+                                   "them: srun --ntasks-per-node=1 paramsync launch ..., or --nnodes 1",
+                                   nodes)
+                         : 0;
+    }
+    const char *count = env(a, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
+    const char *tasks = env(a, "SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+    int task_count = 0;
+    if ((code = family(a, "Slurm", "SLURM_NODEID", count)) <= 0 ||
+        (code = env_optional(a, tasks, 1, PS_WORLD_MAX, &task_count)) < 0 ||
+        (code = env_optional(a, "SLURM_GPUS_ON_NODE", 0, 1024, ret_cards)) < 0)
+        return code;
+    if (task_count && task_count != a->out.world_size)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT,
+                       "%s=%d on %d nodes: one launcher starts all ranks of its node, so give srun "
+                       "--ntasks-per-node=1 (and --nproc-per-node to the launcher)",
+                       tasks, task_count, a->out.world_size);
+    const char *name = env(a, "SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+    const char *list = env(a, name), *job = env(a, "SLURM_JOB_ID");
+    if (list && (code = first_host(a, list, name)) < 0)
+        return code;
+    if (job)
+        a->out.port = job_port(job, 1);
+    return 1;
+}
+
+static int nodes_of_model_arts(struct asked *a, int *ret_cards)
+{
+    const char *size_name = env(a, "MA_NUM_HOSTS") ? "MA_NUM_HOSTS" : "VC_WORKER_NUM";
+    const char *rank_name =
+        env(a, "VC_TASK_INDEX") || !env(a, "VK_TASK_INDEX") ? "VC_TASK_INDEX" : "VK_TASK_INDEX";
+    int code = family(a, "ModelArts", rank_name, size_name);
+    if (code <= 0 || (code = env_optional(a, "MA_NUM_GPUS", 0, 1024, ret_cards)) < 0)
+        return code;
+    const char *hosts = env(a, "VC_WORKER_HOSTS");
+    if (hosts && (code = set_host(a, hosts, strcspn(hosts, ","), "VC_WORKER_HOSTS")) < 0)
+        return code;
+    a->out.port = 6060;
+    return 1;
+}
+
+static int nodes_of_flags(struct asked *a, const struct ps_nodes_flags *f)
+{
+    if (!f->count)
+        return f->rank < 0 ? 0
+                           : ps_fail(a->err, PS_INVALID_ARGUMENT, "--node-rank is given but --nnodes is not");
+    if (f->count < 1 || f->count > PS_WORLD_MAX)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT, "--nnodes must be from 1 to %d", PS_WORLD_MAX);
+    if (f->count > 1 && f->rank < 0)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT,
+                       "--nnodes %lld needs --node-rank: 0 on the first node, 1 on the next, ...",
+                       (long long)f->count);
+    if (f->rank >= f->count)
+        return ps_fail(a->err, PS_INVALID_ARGUMENT, "--node-rank %lld is out of range: nodes are 0 to %lld",
+                       (long long)f->rank, (long long)f->count - 1);
+    a->out.world_size = (int)f->count;
+    a->out.rank = f->rank < 0 ? 0 : (int)f->rank;
+    a->out.source = "flags";
+    return 1;
+}
+
+int ps_nodes_resolve(const struct ps_nodes_flags *flags, ps_getenv get, void *context, struct ps_nodes *ret,
+                     struct ps_error *err)
+{
+    struct asked a = {
+        .get = get ? get : process_env, .context = context, .out = {.rank = 0, .world_size = 1}, .err = err};
+    int cards = 0, code = nodes_of_flags(&a, flags);
+    if (code == 0)
+        code = nodes_of_open_mpi(&a);
+    if (code == 0)
+        code = nodes_of_slurm(&a, &cards);
+    if (code == 0)
+        code = nodes_of_model_arts(&a, &cards);
+    if (code == 0) {
+        a.out.source = "single node";
+        code = 1;
+    }
+    struct ps_error why = {0};
+    if (code > 0 && flags->address) {
+        code = ps_parse_host_port(flags->address, a.out.host, sizeof a.out.host, &a.out.port, &why);
+        if (code < 0 || !a.out.host[0] || !a.out.port)
+            code =
+                ps_fail(err, PS_INVALID_ARGUMENT, "--rdzv %.200s: give HOST:PORT of node 0", flags->address);
+    }
+    if (code >= 0 && a.out.world_size > 1 && (!a.out.host[0] || !a.out.port))
+        code = ps_fail(err, PS_INVALID_ARGUMENT,
+                       "%d nodes need to know where node 0 is: give --rdzv HOST:PORT, the same on all nodes",
+                       a.out.world_size);
+    if (code >= 0)
+        code = make_secret(&a);
+    if (code < 0)
+        return code;
+    *ret = (struct ps_nodes){.count = a.out.world_size,
+                             .rank = a.out.rank,
+                             .cards = cards,
+                             .port = a.out.port,
+                             .source = a.out.source,
+                             .open_secret = !env(&a, "PARAMSYNC_JOB_SECRET")};
+    snprintf(ret->host, sizeof ret->host, "%s", a.out.host);
+    snprintf(ret->secret, sizeof ret->secret, "%s", a.out.secret);
     return 0;
 }
