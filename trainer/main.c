@@ -391,6 +391,38 @@ static int fetch_resume(struct job *job, char **ret_path, struct ps_error *err)
     return ps_checkpoint_newest(o->output_dir, ret_path, skipped_checkpoint, NULL, err);
 }
 
+/* PARAMSYNC_TRAINING: the name that a launcher gives to a training, the same whenever it starts it again. */
+static const char *launched_training(void)
+{
+    const char *name = getenv("PARAMSYNC_TRAINING");
+    return name && strlen(name) == PS_TRAINING_ID - 1 &&
+                   strspn(name, "0123456789abcdef") == PS_TRAINING_ID - 1
+               ? name
+               : NULL;
+}
+
+/* Started again by a launcher: this training's own newest checkpoint goes before what --resume says. What the
+ * folder holds of other trainings, perhaps of other models, is none of its business. */
+static void find_own(struct job *job)
+{
+    const char *name = launched_training();
+    struct ps_error why = {0};
+    char *path = NULL;
+    if (!name || ps_checkpoint_newest(job->options.output_dir, &path, NULL, NULL, &why) || !path ||
+        ps_checkpoint_load(path, job->model, &job->resume, &why)) {
+        free(path);
+        return;
+    }
+    const char *of = ps_checkpoint_pair(job->resume, "training");
+    if (of && strcmp(of, name) == 0 && !job->resume->weights_only) {
+        ps_log_notice("started again: resuming from %s", path);
+    } else {
+        ps_checkpoint_free(job->resume);
+        job->resume = NULL;
+    }
+    free(path);
+}
+
 /* Rank 0: the output folder, and what is resumed from. */
 static int find_resume(struct job *job, struct ps_error *err)
 {
@@ -406,7 +438,11 @@ static int find_resume(struct job *job, struct ps_error *err)
     int stale = ps_checkpoint_clean(o->output_dir);
     if (stale)
         ps_log_notice("removed %d half-written file%s from %s", stale, stale == 1 ? "" : "s", o->output_dir);
-    if (none || automatic) {
+    find_own(job);
+    const bool own = job->resume != NULL;
+    if (own) {
+        code = 0;
+    } else if (none || automatic) {
         code = ps_checkpoint_newest(o->output_dir, &path, automatic ? skipped_checkpoint : NULL, NULL, err);
         if (!code && !path && automatic)
             code = fetch_resume(job, &path, err);
@@ -431,7 +467,7 @@ static int find_resume(struct job *job, struct ps_error *err)
         code = ps_checkpoint_load(path, job->model, &job->resume, err);
     if (!code && job->resume)
         code = ps_loop_check_resume(o, job->resume, err);
-    if (!code && job->resume) {
+    if (!code && job->resume && !own) {
         if (job->resume->weights_only)
             ps_log_notice("%s has no .state beside it: its weights are taken, training begins at epoch 1",
                           path);
@@ -443,7 +479,9 @@ static int find_resume(struct job *job, struct ps_error *err)
     free(path);
     const char *before =
         job->resume && !job->resume->weights_only ? ps_checkpoint_pair(job->resume, "training") : NULL;
-    if (!code && before && strlen(before) < sizeof job->training)
+    if (!code && !automatic && launched_training()) /* auto may go on from an earlier training, as that one */
+        snprintf(job->training, sizeof job->training, "%s", launched_training());
+    else if (!code && before && strlen(before) < sizeof job->training)
         snprintf(job->training, sizeof job->training, "%s", before);
     else if (!code)
         code = ps_training_new(job->training, err);
