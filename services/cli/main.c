@@ -18,6 +18,7 @@ static const struct cli_command commands[] = {
     {"gate", "pass or fail a run for CI: exit 0, 1, or 2 for \"cannot decide\"", cli_gate},
     {"tail", "record the printed lines of any training script", cli_tail},
     {"export", "a run's epochs and series as JSON or CSV", cli_export},
+    {"launch", "start a training's processes, on one node or several", cli_launch},
 };
 enum { command_count = sizeof commands / sizeof *commands };
 

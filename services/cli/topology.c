@@ -197,7 +197,7 @@ void cli_topology_share(const struct cli_topology *t, int rank, int count, struc
     const cpu_set_t *all = &t->node_cpus[node];
     int cores = cores_in(t, all), seen = -1;
     *ret = (struct cli_share){.cpus = *all, .threads = 1, .node = t->node_id[node]};
-    if (cores >= peers) {
+    if (peers && cores >= peers) {
         int first = (int)((long)mine * cores / peers), end = (int)((long)(mine + 1) * cores / peers);
         CPU_ZERO(&ret->cpus);
         /* Cores in the order of their first threads; all threads of a core go to the same rank. */
