@@ -69,6 +69,11 @@ static int read_token(const struct paramsync_options *options, char **ret_token,
         if (code)
             return code;
         token[strcspn(token, "\r\n")] = '\0';
+        /* A sidecar's own token file may name the role before the token. */
+        char *word = strrchr(token, ' ');
+        if (word && word[1] &&
+            (!strncmp(token, "read ", 5) || !strncmp(token, "write ", 6) || !strncmp(token, "admin ", 6)))
+            memmove(token, word + 1, strlen(word));
         if (!*token) {
             free(token);
             return ps_fail(err, PS_INVALID_ARGUMENT, "%s: the token file's first line is empty",

@@ -204,8 +204,76 @@ static int add_listener(struct ps_rpc_server *server, size_t index, const char *
     return server->ports[index] ? 0 : explain_bind(listen_on, host, port, err);
 }
 
-static int make_credentials(const struct ps_rpc_server_config *config, grpc_server_credentials **ret,
-                            struct ps_error *err)
+/* What handshakes are made with. */
+struct ps_rpc_server_tls {
+    pthread_mutex_t lock; /* guards everything here */
+    char *cert, *key, *ca; /* PEM; ca NULL: clients need no certificate */
+    uint64_t generation, given;
+    bool shared; /* by several listeners, each of which has to be given what changed */
+};
+
+static void tls_free(struct ps_rpc_server_tls *tls)
+{
+    if (!tls)
+        return;
+    pthread_mutex_destroy(&tls->lock);
+    free(tls->cert);
+    free(tls->key);
+    free(tls->ca);
+    free(tls);
+}
+
+/* Asked by the core at the start of each handshake. */
+static grpc_ssl_certificate_config_reload_status fetch_certificate(void *context,
+                                                                   grpc_ssl_server_certificate_config **ret)
+{
+    struct ps_rpc_server_tls *tls = context;
+    pthread_mutex_lock(&tls->lock);
+    bool stale = tls->shared || tls->given != tls->generation;
+    if (stale) {
+        grpc_ssl_pem_key_cert_pair pair = {.private_key = tls->key, .cert_chain = tls->cert};
+        /* gRPC 1.51 wants roots here also where no client is asked for a certificate: any text that parses. */
+        *ret = grpc_ssl_server_certificate_config_create(tls->ca ? tls->ca : tls->cert, &pair, 1);
+        tls->given = tls->generation;
+    }
+    pthread_mutex_unlock(&tls->lock);
+    return stale ? GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW : GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+}
+
+int ps_rpc_server_reload_tls(struct ps_rpc_server *server, const char *cert, const char *key, const char *ca,
+                             struct ps_error *err)
+{
+    struct ps_rpc_server_tls *tls = server->tls;
+    if (!tls)
+        return ps_fail(err, PS_FAILED_PRECONDITION, "the server was started without TLS");
+    if (!cert || !key)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "TLS needs both a certificate and its private key");
+    if (!ca != !tls->ca) /* whether a client is asked for one is settled when the port is opened */
+        return ps_fail(err, PS_FAILED_PRECONDITION,
+                       "whether clients need certificates can only change with a restart");
+    int code = ps_check_pem(cert, key, ca, err);
+    if (code < 0)
+        return code;
+    char *texts[3] = {strdup(cert), strdup(key), ca ? strdup(ca) : NULL};
+    if (!texts[0] || !texts[1] || (ca && !texts[2])) {
+        for (int i = 0; i < 3; i++)
+            free(texts[i]);
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    pthread_mutex_lock(&tls->lock);
+    char *old[3] = {tls->cert, tls->key, tls->ca};
+    tls->cert = texts[0];
+    tls->key = texts[1];
+    tls->ca = texts[2];
+    tls->generation++;
+    pthread_mutex_unlock(&tls->lock);
+    for (int i = 0; i < 3; i++)
+        free(old[i]);
+    return 0;
+}
+
+static int make_credentials(struct ps_rpc_server *server, const struct ps_rpc_server_config *config,
+                            grpc_server_credentials **ret, struct ps_error *err)
 {
     if (!config->tls_cert && !config->tls_key && !config->tls_ca) {
         *ret = grpc_insecure_server_credentials_create();
@@ -217,12 +285,23 @@ static int make_credentials(const struct ps_rpc_server_config *config, grpc_serv
     int code = ps_check_pem(config->tls_cert, config->tls_key, config->tls_ca, err);
     if (code < 0)
         return code;
-    grpc_ssl_pem_key_cert_pair pair = {.private_key = config->tls_key, .cert_chain = config->tls_cert};
-    *ret = grpc_ssl_server_credentials_create_ex(
-        config->tls_ca, &pair, 1,
-        config->tls_ca ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                       : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
-        NULL);
+    struct ps_rpc_server_tls *tls = calloc(1, sizeof *tls);
+    if (!tls)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    pthread_mutex_init(&tls->lock, NULL);
+    server->tls = tls;
+    tls->cert = strdup(config->tls_cert);
+    tls->key = strdup(config->tls_key);
+    tls->ca = config->tls_ca ? strdup(config->tls_ca) : NULL;
+    tls->generation = 1;
+    tls->shared = config->listen_count > 1;
+    if (!tls->cert || !tls->key || (config->tls_ca && !tls->ca))
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    *ret = grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
+            config->tls_ca ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                           : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+            fetch_certificate, tls));
     return *ret ? 0 : ps_fail(err, PS_INVALID_ARGUMENT, "the TLS certificate and key cannot be used");
 }
 
@@ -333,7 +412,7 @@ static int listen_all(struct ps_rpc_server *server, const struct ps_rpc_server_c
     for (size_t i = 0; i < config->listen_count; i++)
         server->lock_fds[i] = -1;
     grpc_server_credentials *credentials;
-    int code = make_credentials(config, &credentials, err);
+    int code = make_credentials(server, config, &credentials, err);
     if (code < 0)
         return code;
     for (size_t i = 0; i < config->listen_count && code == 0; i++)
@@ -485,6 +564,7 @@ struct ps_rpc_server *ps_rpc_server_free(struct ps_rpc_server *server)
     free(server->methods);
     free(server->ports);
     free(server->lock_fds);
+    tls_free(server->tls);
     pthread_cond_destroy(&server->idle);
     pthread_mutex_destroy(&server->lock);
     free(server);

@@ -54,6 +54,7 @@ struct ps_rpc_server {
     struct ps_rpc_descriptors *descriptors;
     int (*intercept)(struct ps_rpc_call *call, void *context, struct ps_error *err);
     void *context;
+    struct ps_rpc_server_tls *tls; /* NULL: plain */
     int *ports;
     int *lock_fds; /* of unix sockets; -1 elsewhere */
     size_t listen_count;

@@ -132,26 +132,3 @@ int ps_check_listen(const char *flag, const char *listen, bool tls, bool insecur
         " 127.0.0.1, or say --insecure",
         flag, listen);
 }
-
-int ps_read_token(const char *path, char **ret_token, struct ps_error *err)
-{
-    char *data;
-    int code = ps_read_file(path, 65536, &data, NULL, err);
-    if (code)
-        return code;
-    data[strcspn(data, "\r\n")] = '\0';
-    char *from = data + strspn(data, " \t");
-    size_t n = strlen(from);
-    while (n && (from[n - 1] == ' ' || from[n - 1] == '\t'))
-        from[--n] = '\0';
-    for (size_t i = 0; !code && i < n; i++)
-        if ((unsigned char)from[i] < 0x21 || (unsigned char)from[i] > 0x7e)
-            code = ps_fail(err, PS_INVALID_ARGUMENT, "%s: the token may only have printable ASCII characters",
-                           path);
-    if (!code && !n)
-        code = ps_fail(err, PS_INVALID_ARGUMENT, "%s: the first line, which is the token, is empty", path);
-    if (!code && !(*ret_token = strdup(from)))
-        code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
-    free(data);
-    return code;
-}

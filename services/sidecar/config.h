@@ -20,8 +20,4 @@ bool ps_listen_is_local(const char *listen);
  * option's name. */
 int ps_check_listen(const char *flag, const char *listen, bool tls, bool insecure, struct ps_error *err);
 
-/* The first line of a token file, without blanks around it; free() it. INVALID_ARGUMENT if it is empty or has
- * characters that no header can carry. */
-int ps_read_token(const char *path, char **ret_token, struct ps_error *err);
-
 #endif

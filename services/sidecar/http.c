@@ -14,6 +14,7 @@
 #include "services/sidecar/web_metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <microhttpd.h>
@@ -45,8 +46,13 @@ struct ps_http {
     char *bound; /* host part of listen */
     char **allowed;
     size_t allowed_count;
-    char *tls_cert, *tls_key;
-    char session[PS_SHA256_HEX]; /* the cookie that stands for the token */
+    unsigned threads, connections;
+    bool tls;
+    int listener; /* the daemon's; closed with it */
+    /* Daemons of certificates before this one, which only serve the connections they have. Of the thread that
+     * reloads and frees. */
+    struct MHD_Daemon **retired;
+    size_t retired_count;
     char (*etags)[24];
     int port;
 };
@@ -182,30 +188,20 @@ static enum MHD_Result serve_asset(struct request *request, size_t index)
 
 /* ---- Token ---- */
 
-static bool same_text(const char *a, const char *b)
-{
-    size_t length = strlen(b);
-    if (strlen(a) != length)
-        return false;
-    unsigned char difference = 0;
-    for (size_t i = 0; i < length; i++)
-        difference |= (unsigned char)(a[i] ^ b[i]);
-    return difference == 0;
-}
-
-static bool bearer_ok(struct request *request)
+/* The bearer token of the request, or NULL. */
+static const char *bearer(struct request *request)
 {
     const char *value = header(request, "Authorization");
-    return value && !strncasecmp(value, "Bearer ", 7) &&
-           ps_service_token_ok(request->http->service, value + 7);
+    return value && !strncasecmp(value, "Bearer ", 7) ? value + 7 : NULL;
 }
 
-static bool logged_in(struct request *request)
+static enum ps_role role_of(struct request *request)
 {
-    if (!request->http->service->token)
-        return true;
-    const char *cookie = MHD_lookup_connection_value(request->connection, MHD_COOKIE_KIND, session_cookie);
-    return (cookie && same_text(cookie, request->http->session)) || bearer_ok(request);
+    struct ps_access *access = request->http->service->access;
+    enum ps_role by_session = ps_access_session_role(
+        access, MHD_lookup_connection_value(request->connection, MHD_COOKIE_KIND, session_cookie));
+    enum ps_role by_token = ps_access_role(access, bearer(request));
+    return by_session > by_token ? by_session : by_token;
 }
 
 static enum MHD_Result refuse_login(struct request *request)
@@ -223,14 +219,19 @@ static enum MHD_Result refuse_login(struct request *request)
  * needs it, under any sub-path. */
 static enum MHD_Result serve_session(struct request *request, bool post)
 {
-    if (post ? request->http->service->token && !bearer_ok(request) : !logged_in(request))
+    struct ps_access *access = request->http->service->access;
+    const bool open = ps_access_is_open(access);
+    char session[PS_SHA256_HEX] = "";
+    enum ps_role role = post ? ps_access_role(access, bearer(request)) : role_of(request);
+    if (role == PS_ROLE_NONE ||
+        (post && !open && !ps_access_session(access, bearer(request), session)))
         return refuse_login(request);
-    struct MHD_Response *response = json_response(
-        json_pack("{s:b,s:b}", "logged_in", 1, "token_required", request->http->service->token != NULL));
-    if (response && post && request->http->service->token) {
+    struct MHD_Response *response = json_response(json_pack(
+        "{s:b,s:b,s:s}", "logged_in", 1, "token_required", !open, "role", ps_role_name(role)));
+    if (response && *session) {
         char cookie[256];
-        snprintf(cookie, sizeof cookie, "%s=%s; HttpOnly; SameSite=Strict%s", session_cookie,
-                 request->http->session, request->http->tls_cert ? "; Secure" : "");
+        snprintf(cookie, sizeof cookie, "%s=%s; HttpOnly; SameSite=Strict%s", session_cookie, session,
+                 request->http->tls ? "; Secure" : "");
         add(response, "Set-Cookie", cookie);
     }
     return queue(request, MHD_HTTP_OK, response);
@@ -444,7 +445,7 @@ static enum MHD_Result route(struct request *request, const char *url, const cha
         return serve_session(request, post);
     if (strncmp(url, "/api/v1/", 8) != 0 && strcmp(url, "/metrics") != 0)
         return fail_as(request, MHD_HTTP_NOT_FOUND, "NOT_FOUND", "there is no such page");
-    if (!logged_in(request))
+    if (role_of(request) < PS_ROLE_READ)
         return refuse_login(request);
     if (!strcmp(url, "/metrics"))
         return serve_metrics(request);
@@ -590,26 +591,37 @@ static int copy_config(struct ps_http *http, const struct ps_http_config *config
     bool good = http->allowed && http->etags;
     for (size_t i = 0; good && i < config->allowed_host_count; i++, http->allowed_count++)
         good = (http->allowed[i] = strdup(config->allowed_hosts[i]));
-    if (config->tls_cert)
-        good = good && (http->tls_cert = strdup(config->tls_cert));
-    if (config->tls_key)
-        good = good && (http->tls_key = strdup(config->tls_key));
     if (!good)
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     for (size_t i = 0; i < ps_web_asset_count; i++)
         snprintf(http->etags[i], sizeof *http->etags, "\"%016" PRIx64 "\"",
                  ps_hash64(ps_web_assets[i].plain, *ps_web_assets[i].plain_size, 0));
-    if (config->service->token) {
-        static const char purpose[] = "paramsync browser session 1\n";
-        struct ps_sha256 *sha = ps_sha256_new();
-        if (!sha)
-            return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
-        ps_sha256_update(sha, purpose, sizeof purpose - 1);
-        ps_sha256_update(sha, config->service->token, strlen(config->service->token));
-        ps_sha256_hex(sha, http->session);
-        ps_sha256_free(sha);
-    }
     return 0;
+}
+
+/* Listens on fd, which is the daemon's from then on and closed when this fails. */
+static int start_daemon(struct ps_http *http, int fd, const char *tls_cert, const char *tls_key,
+                        struct MHD_Daemon **ret_daemon, struct ps_error *err)
+{
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)tls_cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)tls_key},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    *ret_daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
+            (tls_cert ? (unsigned)MHD_USE_TLS : 0u),
+        0, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET,
+        fd, MHD_OPTION_THREAD_POOL_SIZE, http->threads, MHD_OPTION_CONNECTION_LIMIT, http->connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADERS_MAX, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_S, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, tls_cert ? MHD_OPTION_ARRAY : MHD_OPTION_END, tls,
+        MHD_OPTION_END);
+    if (*ret_daemon)
+        return 0;
+    return tls_cert ? ps_fail(err, PS_INVALID_ARGUMENT,
+                              "the HTTP server does not start: check the TLS certificate and key")
+                    : ps_fail(err, PS_INTERNAL, "the HTTP server does not start");
 }
 
 int ps_http_start(const struct ps_http_config *config, struct ps_http **ret_http, struct ps_error *err)
@@ -637,31 +649,16 @@ int ps_http_start(const struct ps_http_config *config, struct ps_http **ret_http
                               config->max_streams ? config->max_streams : 256, &http->stream, err);
     if (rc < 0)
         goto failed;
-    unsigned threads = config->threads > 0 ? (unsigned)config->threads : 4;
-    unsigned connections = config->max_connections ? config->max_connections : 512;
-    if (connections < threads)
-        connections = threads;
-    struct MHD_OptionItem tls[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, http->tls_cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, http->tls_key},
-        {MHD_OPTION_END, 0, NULL},
-    };
-    http->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
-            (http->tls_cert ? (unsigned)MHD_USE_TLS : 0u),
-        0, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET,
-        fd, MHD_OPTION_THREAD_POOL_SIZE, threads, MHD_OPTION_CONNECTION_LIMIT, connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADERS_MAX, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)IDLE_S, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, http->tls_cert ? MHD_OPTION_ARRAY : MHD_OPTION_END,
-        tls, MHD_OPTION_END);
+    http->threads = config->threads > 0 ? (unsigned)config->threads : 4;
+    http->connections = config->max_connections ? config->max_connections : 512;
+    if (http->connections < http->threads)
+        http->connections = http->threads;
+    http->tls = config->tls_cert != NULL;
+    rc = start_daemon(http, fd, config->tls_cert, config->tls_key, &http->daemon, err);
+    http->listener = fd;
     fd = -1; /* the daemon's, and on failure already closed by it */
-    if (!http->daemon) {
-        rc = http->tls_cert ? ps_fail(err, PS_INVALID_ARGUMENT,
-                                      "the HTTP server does not start: check the TLS certificate and key")
-                            : ps_fail(err, PS_INTERNAL, "the HTTP server does not start");
+    if (rc < 0)
         goto failed;
-    }
     *ret_http = http;
     return 0;
 failed:
@@ -676,6 +673,41 @@ int ps_http_port(const struct ps_http *http)
     return http->port;
 }
 
+int ps_http_reload_tls(struct ps_http *http, const char *tls_cert, const char *tls_key, struct ps_error *err)
+{
+    if (!http->tls)
+        return ps_fail(err, PS_FAILED_PRECONDITION, "the HTTP server was started without TLS");
+    size_t kept = 0;
+    for (size_t i = 0; i < http->retired_count; i++) {
+        const union MHD_DaemonInfo *info =
+            MHD_get_daemon_info(http->retired[i], MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+        if (info && info->num_connections == 0)
+            MHD_stop_daemon(http->retired[i]);
+        else
+            http->retired[kept++] = http->retired[i];
+    }
+    http->retired_count = kept;
+    struct MHD_Daemon **larger = realloc(http->retired, (kept + 1) * sizeof(struct MHD_Daemon *)), *fresh;
+    int fd = fcntl(http->listener, F_DUPFD_CLOEXEC, 0); /* both daemons close theirs */
+    if (larger)
+        http->retired = larger;
+    if (!larger || fd < 0) {
+        if (fd >= 0)
+            close(fd);
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "no memory or descriptor for the new certificate");
+    }
+    int code = start_daemon(http, fd, tls_cert, tls_key, &fresh, err);
+    if (code)
+        return code;
+    int old = (int)MHD_quiesce_daemon(http->daemon);
+    if (old >= 0)
+        close(old); /* a daemon that was quiesced leaves its listener to us */
+    http->retired[http->retired_count++] = http->daemon;
+    http->daemon = fresh;
+    http->listener = fd;
+    return 0;
+}
+
 struct ps_http *ps_http_free(struct ps_http *http)
 {
     if (!http)
@@ -686,14 +718,15 @@ struct ps_http *ps_http_free(struct ps_http *http)
         ps_http_stream_stop(http->stream);
     if (http->daemon)
         MHD_stop_daemon(http->daemon);
+    for (size_t i = 0; i < http->retired_count; i++)
+        MHD_stop_daemon(http->retired[i]);
+    free(http->retired);
     ps_http_stream_free(http->stream);
     ps_web_api_free(http->api);
     for (size_t i = 0; i < http->allowed_count; i++)
         free(http->allowed[i]);
     free(http->allowed);
     free(http->etags);
-    free(http->tls_cert);
-    free(http->tls_key);
     free(http->bound);
     free(http);
     return NULL;

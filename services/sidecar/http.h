@@ -11,7 +11,7 @@ struct ps_http;
 
 struct ps_http_config {
     struct ps_service
-        *service; /* outlives the server; its token, if any, guards everything but health and the page */
+        *service; /* outlives the server; its tokens, if any, guard everything but health and the page */
     const char *listen; /* "ADDR:PORT", "[v6]:PORT" or ":PORT" (every address); port 0: any */
     /* Names a browser may call us by, beside loopback names and the bound address: guards against DNS
      * rebinding. */
@@ -29,6 +29,9 @@ struct ps_http_config {
  * copied except for service. */
 int ps_http_start(const struct ps_http_config *config, struct ps_http **ret_http, struct ps_error *err);
 int ps_http_port(const struct ps_http *http);
+/* Another certificate for connections from now on; those that are open stay. FAILED_PRECONDITION for a server
+ * without TLS. Not at the same time as itself or ps_http_free. */
+int ps_http_reload_tls(struct ps_http *http, const char *tls_cert, const char *tls_key, struct ps_error *err);
 /* Ends event streams and what is still being sent, joins every thread. Takes NULL, returns NULL. */
 struct ps_http *ps_http_free(struct ps_http *http);
 

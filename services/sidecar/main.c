@@ -68,8 +68,9 @@ static const struct ps_option rows[] = {
      .type = PS_TYPE_STRING,
      AT(token_file),
      .value = "FILE",
-     .help = "callers must show the token in the first line of this file; instead of it, PARAMSYNC_TOKEN may "
-             "hold the token"},
+     .help = "callers must show a token of this file: one a line, ROLE TOKEN with a role of read, write or "
+             "admin; a first line without a role is an admin's. Instead of it, PARAMSYNC_TOKEN may hold one. "
+             "SIGHUP reads this file and the three above again"},
     {.name = "insecure",
      .type = PS_TYPE_BOOL,
      AT(insecure),
@@ -261,16 +262,37 @@ static int read_settings(struct settings *settings, int argc, char **argv, struc
 struct program {
     struct settings settings;
     struct ps_config_file *file;
-    char *token, *tls_cert, *tls_key, *tls_ca, *hosts;
+    char *token, *tls_cert, *tls_key, *tls_ca, *hosts; /* token: the text of the token file */
     struct ps_service *service;
     struct ps_rpc_server *rpc;
     struct ps_http *http;
     struct janitor janitor;
 };
 
+enum { TOKEN_FILE_MAX = 1 << 20 };
+
 static int read_pem(const char *path, char **ret_text, struct ps_error *err)
 {
     return path ? ps_read_file(path, 1 << 20, ret_text, NULL, err) : 0;
+}
+
+static void wipe(char **text)
+{
+    if (*text)
+        explicit_bzero(*text, strlen(*text));
+    free(*text);
+    *text = NULL;
+}
+
+static int read_tokens(const char *path, char **ret_text, struct ps_error *err)
+{
+    struct ps_access *trial = ps_access_new();
+    int code = trial ? ps_read_file(path, TOKEN_FILE_MAX, ret_text, NULL, err)
+                     : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    if (!code)
+        code = ps_access_load(trial, *ret_text, path, err);
+    ps_access_free(trial);
+    return code;
 }
 
 static int read_secrets(struct program *p, struct ps_error *err)
@@ -278,7 +300,7 @@ static int read_secrets(struct program *p, struct ps_error *err)
     int code = 0;
     const char *token = getenv("PARAMSYNC_TOKEN");
     if (p->settings.token_file)
-        code = ps_read_token(p->settings.token_file, &p->token, err);
+        code = read_tokens(p->settings.token_file, &p->token, err);
     else if (token && *token && !(p->token = strdup(token)))
         code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     if (!code)
@@ -319,7 +341,10 @@ static int start_http(struct program *p, struct ps_error *err)
 static int start(struct program *p, struct ps_error *err)
 {
     struct ps_service_config service = {
-        .data_dir = p->settings.data_dir, .token = p->token, .lost_after_s = p->settings.lost_after};
+        .data_dir = p->settings.data_dir,
+        .token = p->token,
+        .token_source = p->settings.token_file,
+        .lost_after_s = p->settings.lost_after};
     int code = ps_service_open(&service, &p->service, err);
     if (code)
         return code;
@@ -389,6 +414,36 @@ static void program_done(struct program *p)
     free(p->hosts);
 }
 
+/* Reads the secrets again. All of them are looked at before any is taken; on a failure those before stay. */
+static int reload(struct program *p, struct ps_error *err)
+{
+    struct program fresh = {.settings = p->settings};
+    int code = read_secrets(&fresh, err);
+    if (!code && p->settings.tls_cert)
+        code = ps_rpc_server_reload_tls(p->rpc, fresh.tls_cert, fresh.tls_key, fresh.tls_ca, err);
+    if (!code && p->settings.tls_cert && p->http)
+        code = ps_http_reload_tls(p->http, fresh.tls_cert, fresh.tls_key, err);
+    if (!code && p->settings.token_file)
+        code = ps_access_load(p->service->access, fresh.token, p->settings.token_file, err);
+    wipe(&fresh.token);
+    wipe(&fresh.tls_key);
+    free(fresh.tls_cert);
+    free(fresh.tls_ca);
+    return code;
+}
+
+/* What SIGHUP asks for; from a terminal that goes away it is no reason to stop recording. */
+static void on_hangup(struct program *p)
+{
+    struct ps_error err = {0};
+    if (!p->settings.token_file && !p->settings.tls_cert)
+        return;
+    if (reload(p, &err))
+        ps_log_error("SIGHUP: %s; tokens and certificates stay as they are", err.message);
+    else
+        ps_log_notice("SIGHUP: tokens and certificates were read again");
+}
+
 static enum ps_log_level log_level(const char *name)
 {
     static const char *const names[] = {"error", "warning", "notice", "info", "debug"};
@@ -427,6 +482,7 @@ int main(int argc, char **argv)
     }
     ps_log_threshold = log_level(program.settings.log_level);
     code = start(&program, &err);
+    wipe(&program.token);
     if (code) {
         fprintf(stderr, "paramsyncd: %s\n", err.message);
         program_done(&program);
@@ -434,10 +490,13 @@ int main(int argc, char **argv)
     }
     announce(&program);
     int number;
-    do { /* SIGHUP, from a terminal that goes away, is no reason to stop recording */
+    for (;;) {
         if (sigwait(&signals, &number))
             number = SIGTERM;
-    } while (number == SIGHUP);
+        if (number != SIGHUP)
+            break;
+        on_hangup(&program);
+    }
     ps_log_notice("stopping: %s", strsignal(number));
     program_done(&program);
     return 0;

@@ -14,7 +14,8 @@
 extern const struct ps_rpc_method ps_sidecar_methods[];
 extern const size_t ps_sidecar_method_count;
 
-/* Lets a call through that shows the token ("authorization: Bearer TOKEN"), else UNAUTHENTICATED. */
+/* Lets a call through whose token ("authorization: Bearer TOKEN") has the role that the method asks for, else
+ * UNAUTHENTICATED or PERMISSION_DENIED. */
 int ps_sidecar_intercept(struct ps_rpc_call *call, void *context, struct ps_error *err);
 
 #define PS_HANDLER(name)                                                                                     \

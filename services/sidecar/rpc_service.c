@@ -6,6 +6,7 @@
 #include "paramsync/v1/rendezvous.pb-c.h"
 
 #include <string.h>
+#include <strings.h>
 
 #define METHOD(service, method, kind, request, response, handler)                                            \
     {                                                                                                        \
@@ -54,15 +55,53 @@ const struct ps_rpc_method ps_sidecar_methods[] = {
 };
 const size_t ps_sidecar_method_count = sizeof ps_sidecar_methods / sizeof *ps_sidecar_methods;
 
+/* What a method asks of its caller: the longest name that fits decides. */
+static enum ps_role needed_role(const char *path)
+{
+    static const struct {
+        const char *prefix;
+        enum ps_role role;
+    } rules[] = {
+        {"Runs/Get", PS_ROLE_READ},
+        {"Runs/List", PS_ROLE_READ},
+        {"Runs/Watch", PS_ROLE_READ},
+        {"Runs/CreateRun", PS_ROLE_WRITE},
+        {"Runs/FinishRun", PS_ROLE_WRITE},
+        {"Runs/Heartbeat", PS_ROLE_WRITE},
+        {"Metrics/Get", PS_ROLE_READ},
+        {"Metrics/Query", PS_ROLE_READ},
+        {"Metrics/Report", PS_ROLE_WRITE},
+        {"Checkpoints/Get", PS_ROLE_READ},
+        {"Checkpoints/List", PS_ROLE_READ},
+        {"Checkpoints/Pull", PS_ROLE_READ},
+        {"Checkpoints/Watch", PS_ROLE_READ},
+        {"Checkpoints/Put", PS_ROLE_WRITE},
+        {"Checkpoints/Register", PS_ROLE_WRITE},
+        {"Rendezvous/", PS_ROLE_WRITE},
+        {"Gate/", PS_ROLE_READ},
+    };
+    static const char package[] = "/paramsync.v1.";
+    if (strncmp(path, package, sizeof package - 1) != 0)
+        return PS_ROLE_READ; /* reflection */
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (!strncmp(path + sizeof package - 1, rules[i].prefix, strlen(rules[i].prefix)))
+            return rules[i].role;
+    return PS_ROLE_ADMIN; /* UpdateRun, Delete..., and whatever nobody thought about */
+}
+
 int ps_sidecar_intercept(struct ps_rpc_call *call, void *context, struct ps_error *err)
 {
     struct ps_service *service = context;
     const char *header = ps_rpc_metadata(call, "authorization");
     const char *token = header && strncasecmp(header, "Bearer ", 7) == 0 ? header + 7 : NULL;
-    if (ps_service_token_ok(service, token))
-        return 0;
-    return ps_fail(err, PS_UNAUTHENTICATED,
-                   token ? "the token is wrong" : "a token is needed: --token-file or PARAMSYNC_TOKEN");
+    enum ps_role role = ps_access_role(service->access, token), needed = needed_role(ps_rpc_path(call));
+    if (role == PS_ROLE_NONE)
+        return ps_fail(err, PS_UNAUTHENTICATED,
+                       token ? "the token is wrong" : "a token is needed: --token-file or PARAMSYNC_TOKEN");
+    if (role < needed)
+        return ps_fail(err, PS_PERMISSION_DENIED, "this token may only %s, %s asks for a token with the role %s",
+                       ps_role_name(role), strrchr(ps_rpc_path(call), '/') + 1, ps_role_name(needed));
+    return 0;
 }
 
 int ps_need_run(const char *run, struct ps_error *err)

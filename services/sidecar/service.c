@@ -244,9 +244,11 @@ int ps_service_open(const struct ps_service_config *config, struct ps_service **
     service->live = live_new(service->clock);
     service->hub = ps_hub_new();
     service->meetings = ps_meetings_new(service->clock);
-    int code = service->live && service->hub && service->meetings ? 0 : no_memory(err);
-    if (!code && config->token && !(service->token = strdup(config->token)))
-        code = no_memory(err);
+    service->access = ps_access_new();
+    int code = service->live && service->hub && service->meetings && service->access ? 0 : no_memory(err);
+    if (!code)
+        code = ps_access_load(service->access, config->token,
+                              config->token_source ? config->token_source : "PARAMSYNC_TOKEN", err);
     struct ps_store_config store = config->store;
     store.dir = config->data_dir;
     store.on_event = on_event;
@@ -284,7 +286,7 @@ struct ps_service *ps_service_free(struct ps_service *service)
     ps_meetings_free(service->meetings);
     live_free(service->live);
     pthread_mutex_destroy(&service->blobs_lock);
-    free(service->token);
+    ps_access_free(service->access);
     free(service);
     return NULL;
 }
@@ -294,30 +296,6 @@ int ps_service_ready(struct ps_service *service, struct ps_error *err)
     if (service->draining)
         return ps_fail(err, PS_UNAVAILABLE, "the sidecar is stopping");
     return ps_store_check(service->store, err);
-}
-
-bool ps_service_token_ok(const struct ps_service *service, const char *candidate)
-{
-    if (!service->token)
-        return true;
-    if (!candidate)
-        return false;
-    /* Digests have one length, so that the time tells neither where texts differ nor how long the token is.
-     */
-    char hex[2][PS_SHA256_HEX];
-    const char *const texts[2] = {service->token, candidate};
-    for (int i = 0; i < 2; i++) {
-        struct ps_sha256 *sha = ps_sha256_new();
-        if (!sha)
-            return false;
-        ps_sha256_update(sha, texts[i], strlen(texts[i]));
-        ps_sha256_hex(sha, hex[i]);
-        ps_sha256_free(sha);
-    }
-    volatile unsigned char difference = 0;
-    for (size_t i = 0; i < PS_SHA256_HEX; i++)
-        difference |= (unsigned char)(hex[0][i] ^ hex[1][i]);
-    return difference == 0;
 }
 
 /* ---- Checks ---- */

@@ -7,6 +7,7 @@
 
 #include "db/store.h"
 #include "services/base/clock.h"
+#include "services/sidecar/access.h"
 #include "services/sidecar/blobs.h"
 #include "services/sidecar/hub.h"
 #include "services/sidecar/rendezvous.h"
@@ -18,7 +19,8 @@ struct ps_live; /* liveness: when each live run was last heard of */
 
 struct ps_service_config {
     const char *data_dir;
-    const char *token;            /* the secret every caller must show; NULL: open. Copied */
+    const char *token;            /* the tokens, as ps_access_load takes them; NULL: open. Copied */
+    const char *token_source;     /* names them in messages; NULL: "PARAMSYNC_TOKEN" */
     const struct ps_clock *clock; /* NULL: the monotonic one */
     double lost_after_s;          /* a running run is lost after this long without a sign of life; 0: 20 */
     double abandoned_after_s;     /* a created run that never reported is lost after this long; 0: 600 */
@@ -33,7 +35,7 @@ struct ps_service {
     const struct ps_clock *clock;
     struct ps_live *live;
     pthread_mutex_t blobs_lock; /* a blob's file and its row in the catalogue appear and go together */
-    char *token;                /* NULL: open */
+    struct ps_access *access; /* tokens and their roles */
     double lost_after_s, abandoned_after_s;
     int64_t started_ns;   /* wall clock */
     atomic_bool draining; /* set before the servers stop; readiness then fails */
@@ -46,9 +48,6 @@ struct ps_service *ps_service_free(struct ps_service *service); /* takes NULL, r
 /* 0 when requests can be served: not draining, the store's last write was good. For /readyz and gRPC health.
  */
 int ps_service_ready(struct ps_service *service, struct ps_error *err);
-/* Whether candidate (may be NULL) is the token; true when there is none. Takes the same time wherever they
- * differ. */
-bool ps_service_token_ok(const struct ps_service *service, const char *candidate);
 
 /* Writing, with every field checked; messages name the field. Parameters and results as in db/store.h. */
 int ps_service_create_run(struct ps_service *service, const struct ps_new_run *request,

@@ -134,7 +134,7 @@ def test_config_file():
 
 
 def test_token():
-    (folder / "token.txt").write_text("s3cret \nnot this\n")
+    (folder / "token.txt").write_text("s3cret \n")
     for what, d in (("from a file", Daemon("token", "--token-file", folder / "token.txt")),
                     ("from the environment", Daemon("token2", environment={"PARAMSYNC_TOKEN": "s3cret"}))):
         d.connect()

@@ -133,39 +133,12 @@ static void test_where_it_may_listen(void **state)
     }
 }
 
-static void test_tokens(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text, *token;
-    } cases[] = {
-        {"secret", "secret"}, {" s3cret \r\nsecond\n", "s3cret"},
-        {"", NULL},           {"\nx\n", NULL},
-        {"a b\n", NULL},      {"\xc3\xa9\n", NULL},
-    };
-    char path[] = "/tmp/ps_test_token.XXXXXX";
-    close(mkstemp(path));
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct ps_error err = {0};
-        char *token = NULL;
-        assert_int_equal(ps_write_file_atomic(path, cases[i].text, strlen(cases[i].text), &err), 0);
-        assert_int_equal(ps_read_token(path, &token, &err), cases[i].token ? 0 : PS_INVALID_ARGUMENT);
-        if (cases[i].token)
-            assert_string_equal(token, cases[i].token);
-        else
-            assert_non_null(strstr(err.message, path));
-        free(token);
-    }
-    unlink(path);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_good_files),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_where_it_may_listen),
-        cmocka_unit_test(test_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

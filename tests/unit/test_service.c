@@ -205,18 +205,6 @@ static void test_events_reach_subscribers(void **state)
     ps_hub_unsubscribe(subscription);
 }
 
-static void test_token(void **state)
-{
-    struct fixture *f = *state;
-    assert_true(ps_service_token_ok(f->service, NULL));
-    assert_true(ps_service_token_ok(f->service, "anything"));
-    reopen(f, "s3cret");
-    assert_true(ps_service_token_ok(f->service, "s3cret"));
-    static const char *const wrong[] = {NULL, "", "s3cre", "s3crets", "S3cret", "s3crex"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        assert_false(ps_service_token_ok(f->service, wrong[i]));
-}
-
 static void test_readiness(void **state)
 {
     struct fixture *f = *state;
@@ -310,7 +298,6 @@ int main(void)
         TEST(test_never_started),
         TEST(test_restart_gives_the_full_grace),
         TEST(test_events_reach_subscribers),
-        TEST(test_token),
         TEST(test_readiness),
         TEST(test_upload_belongs_to_the_attempt_it_began_with),
         TEST(test_upload_of_a_deleted_run_leaves_no_file),
