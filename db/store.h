@@ -177,6 +177,7 @@ int ps_store_mark_lost(struct ps_store *store, const char *run, uint32_t attempt
 struct ps_blob {
     char sha256[PS_SHA256_HEX];
     uint64_t size;
+    bool registered; /* lies beside the store: its file is another's */
 };
 struct ps_blob_list {
     struct ps_blob *blobs;
@@ -215,6 +216,9 @@ struct ps_rank {
     double elapsed_s;
     uint64_t step, points_sent, points_dropped, spool_bytes;
     uint64_t last_seq; /* highest batch of step points stored; 0: none */
+    uint64_t points_waiting, points_replayed, rss_bytes;
+    bool has_clock_offset;
+    double clock_offset_s; /* its wall clock less the sidecar's, network latency included */
     int64_t last_seen_ns;
 };
 struct ps_rank_list {
@@ -233,9 +237,33 @@ struct ps_heartbeat {
     uint32_t rank, attempt;
     double elapsed_s;
     uint64_t step, points_sent, points_dropped, spool_bytes;
+    uint64_t points_waiting, points_replayed, rss_bytes;
+    bool has_clock_offset;
+    double clock_offset_s;
+    /* Lines logged since the last beat, numbered from first_line on; each number is stored once. */
+    const char *const *lines;
+    size_t line_count;
+    uint64_t first_line;
 };
 int ps_store_heartbeat(struct ps_store *store, const char *run, const struct ps_heartbeat *beat,
                        int *ret_state, struct ps_error *err);
+
+enum { PS_LOG_KEPT = 200 }; /* lines of each rank and attempt */
+struct ps_log_line {
+    uint32_t attempt, rank;
+    uint64_t seq; /* of the rank, from 1 */
+    const char *text;
+};
+struct ps_log_list {
+    struct ps_log_line *lines; /* by (rank, seq) */
+    size_t count;
+    void *memory;
+};
+void ps_log_list_done(struct ps_log_list *list);
+/* The last lines of one rank, or with rank -1 of every rank. attempt 0: the newest. limit is for each rank
+ * (1..PS_LOG_KEPT; 0: PS_LOG_KEPT). */
+int ps_store_list_log(struct ps_store *store, const char *run, uint32_t attempt, int64_t rank, uint32_t limit,
+                      struct ps_log_list *ret_list, struct ps_error *err);
 
 /* ---- Events ---- */
 
@@ -314,6 +342,22 @@ int ps_store_append_steps(struct ps_store *store, const char *run, uint32_t rank
                           uint64_t seq, const struct ps_point *points, size_t count, bool *ret_stored,
                           uint32_t *ret_attempt, struct ps_error *err);
 
+/* Writing. Of every packed block of an ended run the points stay that a coarse view shows: first, last,
+ * lowest, highest and the first that is not finite; the space of the others is given back. Runs once for a
+ * run. FAILED_PRECONDITION for a live one. *ret_dropped: how many points went. */
+int ps_store_roll_up(struct ps_store *store, const char *run, uint64_t *ret_dropped, struct ps_error *err);
+/* The id of a run that ended before the time and was not rolled up yet, the oldest first; empty: there is
+ * none. */
+int ps_store_next_to_roll_up(struct ps_store *store, int64_t ended_before_ns, char ret_id[PS_RUN_ID_SIZE],
+                             struct ps_error *err);
+
+/* What a run takes on the disk: its packed step points, and its checkpoints' contents, each once. */
+struct ps_run_size {
+    uint64_t metric_bytes, checkpoint_bytes;
+};
+int ps_store_run_size(struct ps_store *store, const char *run, struct ps_run_size *ret_size,
+                      struct ps_error *err);
+
 struct ps_series_query {
     const char *name;            /* NULL or empty: every series */
     int64_t rank;                /* -1: every rank */
@@ -358,7 +402,8 @@ struct ps_checkpoint {
     double accuracy;
     uint64_t step;
     int64_t created_ns;
-    void *memory; /* NULL within a list */
+    const char *path; /* of a registered one, beneath the register root; empty: the store holds it */
+    void *memory;     /* NULL within a list */
 };
 void ps_checkpoint_done(struct ps_checkpoint *checkpoint);
 struct ps_checkpoint_list {
@@ -369,6 +414,11 @@ struct ps_checkpoint_list {
 void ps_checkpoint_list_done(struct ps_checkpoint_list *list);
 int ps_store_list_checkpoints(struct ps_store *store, const char *run, struct ps_checkpoint_list *ret_list,
                               struct ps_error *err);
+/* The same in pages of at most limit: those after the place that token names, which a page before gave (NULL
+ * or empty: from the start). *ret_token is empty on the last page. INVALID_ARGUMENT for a token that is not
+ * ours. */
+int ps_store_page_checkpoints(struct ps_store *store, const char *run, uint32_t limit, const char *token,
+                              struct ps_checkpoint_list *ret_list, char ret_token[64], struct ps_error *err);
 
 enum ps_checkpoint_which {
     PS_CHECKPOINT_LATEST,
@@ -391,6 +441,8 @@ int ps_store_get_checkpoint(struct ps_store *store, const char *run,
  */
 int ps_store_get_blob(struct ps_store *store, const char *sha256, struct ps_blob *ret_blob,
                       char **ret_filename, struct ps_error *err);
+/* Where a registered blob lies, beneath the register root (free()); NULL for one of the store's own. */
+int ps_store_get_blob_path(struct ps_store *store, const char *sha256, char **ret_path, struct ps_error *err);
 
 struct ps_new_checkpoint {
     uint32_t attempt; /* 0: the newest */
@@ -401,14 +453,18 @@ struct ps_new_checkpoint {
     bool has_accuracy;
     double accuracy;
     uint64_t step;
+    /* Where it lies beneath the register root; NULL or empty: among the blobs. Content that the store holds
+     * itself stays its own when it is registered too. */
+    const char *path;
 };
 /* Writing. The blob must be whole and durable before. The same (run, attempt, epoch, format, sha256) again is
  * fine. */
 int ps_store_add_checkpoint(struct ps_store *store, const char *run,
                             const struct ps_new_checkpoint *checkpoint, struct ps_checkpoint *ret_checkpoint,
                             struct ps_error *err);
-/* Removes every checkpoint of the run with this content. As for ps_store_delete_run. */
-int ps_store_delete_checkpoint(struct ps_store *store, const char *run, const char *sha256,
+/* Removes every checkpoint of the run with this content; announce: as an event, too. As for
+ * ps_store_delete_run. */
+int ps_store_delete_checkpoint(struct ps_store *store, const char *run, const char *sha256, bool announce,
                                struct ps_blob_list *ret_orphans, struct ps_error *err);
 
 /* ---- State of the store ---- */
@@ -428,6 +484,28 @@ struct ps_store_stats {
 int ps_store_get_stats(struct ps_store *store, struct ps_store_stats *ret_stats, struct ps_error *err);
 /* 0 when the last transaction was good (or there was none) and the file can be read: for readiness. */
 int ps_store_check(struct ps_store *store, struct ps_error *err);
+
+/* ---- Copies ---- */
+
+struct ps_backup_report {
+    uint64_t runs, checkpoints, bytes; /* bytes: of the database and the checkpoints */
+    uint64_t missing;                  /* checkpoints deleted while the copy was made, left out of it */
+};
+/* Copies the store in data_dir, which may be in use by a sidecar, to the new or empty folder `to`: the
+ * database as of one instant, then the checkpoints it names (linked where they can be, for their content
+ * never changes). The copy is a data directory as any other, and lies at `to` only once it is whole and
+ * durable. */
+int ps_store_backup(const char *data_dir, const char *to, struct ps_backup_report *ret_report,
+                    struct ps_error *err);
+
+struct ps_verify_report {
+    uint64_t runs, blocks, points, checkpoints, bytes, problems;
+};
+/* Reads everything in data_dir, which may be in use by a sidecar, and tells on_problem (one line each; may be
+ * NULL) what is damaged or missing. 0 also when problems were found; negative if the store can't be read at
+ * all. */
+int ps_store_verify(const char *data_dir, void (*on_problem)(void *context, const char *line), void *context,
+                    struct ps_verify_report *ret_report, struct ps_error *err);
 
 /* What is said of a path on a file system that cannot hold the store: 0, or FAILED_PRECONDITION with the
  * remedy. type is statfs's f_type. */

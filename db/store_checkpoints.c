@@ -2,6 +2,7 @@
  * The catalogue of checkpoints. */
 #include "db/store_internal.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@ void ps_checkpoint_list_done(struct ps_checkpoint_list *list)
 /* A checkpoint's own accuracy goes before the one that was reported for its epoch. */
 #define CHECKPOINTS                                                                                          \
     "SELECT c.n, r.id, r.name, c.attempt, c.epoch, c.filename, c.format, b.size, c.sha256, c.step, "         \
-    "c.created_ns,"                                                                                          \
+    "c.created_ns, b.path,"                                                                                  \
     " coalesce(c.accuracy_bits, (SELECT e.accuracy_bits FROM epochs AS e WHERE e.run = c.run AND e.epoch = " \
     "c.epoch"                                                                                                \
     " AND e.attempt = c.attempt AND NOT e.no_eval))"                                                         \
@@ -41,16 +42,23 @@ static int read_checkpoint(sqlite3_stmt *stmt, struct ps_arena *arena, struct ps
         .size = (uint64_t)sqlite3_column_int64(stmt, 7),
         .step = (uint64_t)sqlite3_column_int64(stmt, 9),
         .created_ns = sqlite3_column_int64(stmt, 10),
-        .has_accuracy = sqlite3_column_type(stmt, 11) != SQLITE_NULL,
-        .accuracy = ps_sql_bits(stmt, 11), /* 0 for NULL */
+        .path = ps_sql_text(stmt, 11, arena),
+        .has_accuracy = sqlite3_column_type(stmt, 12) != SQLITE_NULL,
+        .accuracy = ps_sql_bits(stmt, 12), /* 0 for NULL */
     };
     snprintf(c->run_id, sizeof c->run_id, "%s", (const char *)sqlite3_column_text(stmt, 1));
     snprintf(c->sha256, sizeof c->sha256, "%s", (const char *)sqlite3_column_text(stmt, 8));
-    return c->run_name && c->filename && c->format ? 0 : ps_no_memory(err);
+    return c->run_name && c->filename && c->format && c->path ? 0 : ps_no_memory(err);
 }
 
-static int load_all(struct ps_conn *conn, int64_t run, struct ps_checkpoint_list *ret_list,
-                    struct ps_error *err)
+/* The place after which a page begins. */
+struct place {
+    int64_t epoch, attempt, id;
+};
+
+/* limit negative: all there are. */
+static int load_all(struct ps_conn *conn, int64_t run, const struct place *after, int64_t limit,
+                    struct ps_checkpoint_list *ret_list, struct ps_error *err)
 {
     struct ps_checkpoint_list list = {0};
     size_t capacity = 0;
@@ -59,8 +67,10 @@ static int load_all(struct ps_conn *conn, int64_t run, struct ps_checkpoint_list
         return ps_no_memory(err);
     list.memory = arena;
     sqlite3_stmt *stmt;
-    int code = ps_sql_query(conn, &stmt, err, CHECKPOINTS " WHERE c.run = ? ORDER BY c.epoch, c.attempt, c.n",
-                            "i", run);
+    int code = ps_sql_query(conn, &stmt, err,
+                            CHECKPOINTS " WHERE c.run = ? AND (c.epoch, c.attempt, c.n) > (?, ?, ?)"
+                                        " ORDER BY c.epoch, c.attempt, c.n LIMIT ?",
+                            "iiiii", run, after->epoch, after->attempt, after->id, limit);
     while (!code && (code = ps_sql_step(stmt, err)) == 1) {
         struct ps_checkpoint *larger =
             ps_arena_grow(arena, list.checkpoints, list.count, &capacity, sizeof *larger);
@@ -87,11 +97,43 @@ int ps_store_list_checkpoints(struct ps_store *store, const char *run, struct ps
     if (code)
         return code;
     struct ps_run_key key = {0};
+    const struct place start = {0};
     code = ps_find_run(conn, run, &key, err);
     if (!code)
-        code = load_all(conn, key.n, ret_list, err);
+        code = load_all(conn, key.n, &start, -1, ret_list, err);
     ps_read_end(store, conn);
     return code;
+}
+
+int ps_store_page_checkpoints(struct ps_store *store, const char *run, uint32_t limit, const char *token,
+                              struct ps_checkpoint_list *ret_list, char ret_token[64], struct ps_error *err)
+{
+    struct ps_conn *conn;
+    struct place after = {0};
+    char end;
+    if (token && *token &&
+        (strlen(token) > 60 || sscanf(token, "%" SCNd64 ".%" SCNd64 ".%" SCNd64 "%c", &after.epoch,
+                                      &after.attempt, &after.id, &end) != 3))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "page_token: it is none that an answer held");
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    struct ps_run_key key = {0};
+    struct ps_checkpoint_list list = {0};
+    code = ps_find_run(conn, run, &key, err);
+    if (!code)
+        code = load_all(conn, key.n, &after, (int64_t)limit + 1, &list, err);
+    ps_read_end(store, conn);
+    if (code)
+        return code;
+    *ret_token = '\0';
+    if (list.count > limit) {
+        list.count = limit;
+        const struct ps_checkpoint *last = &list.checkpoints[limit - 1];
+        snprintf(ret_token, 64, "%u.%u.%llu", last->epoch, last->attempt, (unsigned long long)last->id);
+    }
+    *ret_list = list;
+    return 0;
 }
 
 /* checkpoints are by (epoch, attempt, age), so the last of an epoch is the newest attempt's. */
@@ -185,7 +227,7 @@ int ps_store_get_blob(struct ps_store *store, const char *sha256, struct ps_blob
     sqlite3_stmt *stmt;
     code = ps_sql_query(conn, &stmt, err,
                         "SELECT b.size, (SELECT filename FROM checkpoints AS c WHERE c.sha256 = b.sha256"
-                        " ORDER BY n DESC LIMIT 1) FROM blobs AS b WHERE b.sha256 = ?",
+                        " ORDER BY n DESC LIMIT 1), b.path <> '' FROM blobs AS b WHERE b.sha256 = ?",
                         "t", sha256);
     if (!code && (code = ps_sql_step(stmt, err)) == 1) {
         code = 0;
@@ -196,9 +238,31 @@ int ps_store_get_blob(struct ps_store *store, const char *sha256, struct ps_blob
         if (!code) {
             snprintf(ret_blob->sha256, sizeof ret_blob->sha256, "%s", sha256);
             ret_blob->size = (uint64_t)sqlite3_column_int64(stmt, 0);
+            ret_blob->registered = sqlite3_column_int(stmt, 2) != 0;
             if (ret_filename)
                 *ret_filename = copy;
         }
+    } else if (!code) {
+        code = ps_fail(err, PS_NOT_FOUND, "there is no checkpoint with sha256 %.64s", sha256);
+    }
+    ps_read_end(store, conn);
+    return code;
+}
+
+int ps_store_get_blob_path(struct ps_store *store, const char *sha256, char **ret_path, struct ps_error *err)
+{
+    struct ps_conn *conn;
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    sqlite3_stmt *stmt;
+    code = ps_sql_query(conn, &stmt, err, "SELECT path FROM blobs WHERE sha256 = ?", "t", sha256);
+    if (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        const char *path = (const char *)sqlite3_column_text(stmt, 0);
+        char *copy = path && *path ? strdup(path) : NULL;
+        code = path && *path && !copy ? ps_no_memory(err) : 0;
+        if (!code)
+            *ret_path = copy;
     } else if (!code) {
         code = ps_fail(err, PS_NOT_FOUND, "there is no checkpoint with sha256 %.64s", sha256);
     }
@@ -262,10 +326,12 @@ static int add_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
                        "ikktt", key.n, attempt, c->epoch, c->format, c->sha256);
     if (code)
         return code;
-    if (!n) {
-        code = ps_sql_run(tx->conn, err,
-                          "INSERT OR IGNORE INTO blobs (sha256, size, created_ns) VALUES (?, ?, ?)", "tii",
-                          c->sha256, (int64_t)c->size, tx->now_ns);
+    /* The store's own copy goes before a file that lies elsewhere, and the newest such file before others. */
+    code = ps_sql_run(tx->conn, err,
+                      "INSERT INTO blobs (sha256, size, created_ns, path) VALUES (?1, ?2, ?3, ?4)"
+                      " ON CONFLICT (sha256) DO UPDATE SET path = ?4 WHERE path <> ''",
+                      "tiit", c->sha256, (int64_t)c->size, tx->now_ns, c->path ? c->path : "");
+    if (!code && !n) {
         if (!code)
             code = ps_sql_int(tx->conn, 0, &size, err, "SELECT size FROM blobs WHERE sha256 = ?", "t",
                               c->sha256);
@@ -313,6 +379,7 @@ int ps_store_add_checkpoint(struct ps_store *store, const char *run,
 
 struct delete_arguments {
     const char *name, *sha256;
+    bool announce;
     struct ps_blob_list orphans;
 };
 
@@ -327,14 +394,8 @@ static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     struct delete_arguments *a = arguments;
     struct ps_run_key key = {0};
     struct ps_blob blob = {0};
-    int64_t size = 0, told = 0;
+    int64_t size = 0;
     int code = ps_find_run(tx->conn, a->name, &key, err);
-    /* The states that give way to newer ones, one an epoch, are no news. */
-    if (!code)
-        code =
-            ps_sql_int(tx->conn, 0, &told, err,
-                       "SELECT count(*) FROM checkpoints WHERE run = ? AND sha256 = ? AND format <> 'state'",
-                       "it", key.n, a->sha256);
     if (!code)
         code = ps_sql_int(tx->conn, 0, &size, err, "SELECT size FROM blobs WHERE sha256 = ?", "t", a->sha256);
     if (!code)
@@ -343,7 +404,7 @@ static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     if (!code && sqlite3_changes(tx->conn->db) == 0)
         code = ps_fail(err, PS_NOT_FOUND, "run \"%.200s\" has no checkpoint with sha256 %.64s", a->name,
                        a->sha256);
-    if (!code && told)
+    if (!code && a->announce)
         code = ps_tx_event(tx, key.id, key.attempt, "updated", err, "checkpoint %s deleted", a->sha256);
     if (code)
         return code;
@@ -352,10 +413,10 @@ static int delete_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     return ps_collect_orphans(tx, &blob, 1, &a->orphans, err);
 }
 
-int ps_store_delete_checkpoint(struct ps_store *store, const char *run, const char *sha256,
+int ps_store_delete_checkpoint(struct ps_store *store, const char *run, const char *sha256, bool announce,
                                struct ps_blob_list *ret_orphans, struct ps_error *err)
 {
-    struct delete_arguments a = {.name = run, .sha256 = sha256};
+    struct delete_arguments a = {.name = run, .sha256 = sha256, .announce = announce};
     int code = ps_store_write(store, delete_op, delete_reset, &a, err);
     if (!code)
         *ret_orphans = a.orphans;

@@ -678,6 +678,154 @@ int ps_store_append_steps(struct ps_store *store, const char *run, uint32_t rank
 
 /* ---- Step points: reading ---- */
 
+/* ---- Rolling up ---- */
+
+struct roll_arguments {
+    const char *name;
+    int64_t after; /* the series before this round's */
+    bool done;     /* there are no more */
+    uint64_t dropped;
+    uint64_t dropped_before; /* this round */
+};
+
+static void roll_reset(void *arguments)
+{
+    struct roll_arguments *a = arguments;
+    a->dropped = a->dropped_before;
+}
+
+/* One series a transaction, so that reports need not wait for long. */
+static int roll_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
+{
+    struct roll_arguments *a = arguments;
+    struct ps_run_key key = {0};
+    struct batch_series series = {0};
+    int64_t n = 0, tail = 0;
+    sqlite3_stmt *stmt;
+    a->dropped_before = a->dropped;
+    int code = ps_find_run(tx->conn, a->name, &key, err);
+    if (!code && ps_run_is_live(key.state))
+        code = ps_fail(err, PS_FAILED_PRECONDITION,
+                       "run \"%.200s\" is alive (%s): only ended runs are rolled up", a->name,
+                       ps_run_state_name(key.state));
+    if (!code)
+        code = ps_sql_query(tx->conn, &stmt, err,
+                            "SELECT n, tail FROM series WHERE run = ? AND n > ? ORDER BY n LIMIT 1", "ii",
+                            key.n, a->after);
+    if (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        n = sqlite3_column_int64(stmt, 0);
+        tail = sqlite3_column_int64(stmt, 1);
+        sqlite3_reset(stmt);
+        code = 0;
+    }
+    if (code)
+        return code;
+    if (!n) {
+        a->done = true;
+        return ps_sql_run(tx->conn, err, "UPDATE runs SET rolled_up = 1 WHERE n = ?", "i", key.n);
+    }
+    series.n = n;
+    series.tail = tail;
+    if ((uint64_t)tail >= tx->store->config.block_points)
+        code = pack_tail(tx, &series, err);
+    if (!code)
+        code = ps_sql_run(tx->conn, err, "UPDATE series SET tail = ? WHERE n = ?", "ii", (int64_t)series.tail,
+                          n);
+    int64_t block = 0;
+    while (!code) {
+        size_t kept = 0;
+        int64_t count = 0;
+        code =
+            ps_sql_query(tx->conn, &stmt, err,
+                         "SELECT n, count, summary FROM blocks WHERE series = ? AND n > ? ORDER BY n LIMIT 1",
+                         "ii", n, block);
+        if (code || (code = ps_sql_step(stmt, err)) != 1)
+            break;
+        block = sqlite3_column_int64(stmt, 0);
+        count = sqlite3_column_int64(stmt, 1);
+        code =
+            ps_block_count(sqlite3_column_blob(stmt, 2), (size_t)sqlite3_column_bytes(stmt, 2), &kept, err);
+        sqlite3_reset(stmt);
+        if (!code && kept &&
+            (int64_t)kept < count) { /* a block without a summary has several points of one step */
+            code = ps_sql_run(tx->conn, err, "UPDATE blocks SET data = summary, count = ? WHERE n = ?", "ii",
+                              (int64_t)kept, block);
+            a->dropped += (uint64_t)count - kept;
+        }
+    }
+    a->after = n;
+    tx->pages_freed = true;
+    return code < 0 ? code : 0;
+}
+
+int ps_store_roll_up(struct ps_store *store, const char *run, uint64_t *ret_dropped, struct ps_error *err)
+{
+    struct roll_arguments a = {.name = run};
+    while (!a.done) {
+        int64_t after = a.after;
+        int code = ps_store_write(store, roll_op, roll_reset, &a, err);
+        if (code)
+            return code;
+        if (!a.done && a.after == after)
+            return ps_fail(err, PS_INTERNAL, "rolling up does not get on");
+    }
+    *ret_dropped = a.dropped;
+    return 0;
+}
+
+int ps_store_next_to_roll_up(struct ps_store *store, int64_t ended_before_ns, char ret_id[PS_RUN_ID_SIZE],
+                             struct ps_error *err)
+{
+    struct ps_conn *conn;
+    sqlite3_stmt *stmt;
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    *ret_id = '\0';
+    code =
+        ps_sql_query(conn, &stmt, err,
+                     "SELECT id FROM runs WHERE rolled_up = 0 AND ended_ns > 0 AND ended_ns < ? AND state > 2"
+                     " ORDER BY ended_ns LIMIT 1",
+                     "i", ended_before_ns);
+    if (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        snprintf(ret_id, PS_RUN_ID_SIZE, "%s", (const char *)sqlite3_column_text(stmt, 0));
+        code = 0;
+    }
+    ps_read_end(store, conn);
+    return code;
+}
+
+int ps_store_run_size(struct ps_store *store, const char *run, struct ps_run_size *ret_size,
+                      struct ps_error *err)
+{
+    struct ps_conn *conn;
+    struct ps_run_key key = {0};
+    int64_t blocks = 0, tails = 0, blobs = 0;
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    code = ps_find_run(conn, run, &key, err);
+    if (!code)
+        code = ps_sql_int(conn, 0, &blocks, err,
+                          "SELECT sum(length(b.data) + length(b.summary)) FROM blocks AS b JOIN series AS s"
+                          " ON s.n = b.series WHERE s.run = ?",
+                          "i", key.n);
+    if (!code)
+        code = ps_sql_int(conn, 0, &tails, err,
+                          "SELECT sum(length(t.data)) FROM tails AS t JOIN series AS s ON s.n = t.series"
+                          " WHERE s.run = ?",
+                          "i", key.n);
+    if (!code)
+        code = ps_sql_int(conn, 0, &blobs, err,
+                          "SELECT sum(size) FROM blobs WHERE path = '' AND sha256 IN"
+                          " (SELECT sha256 FROM checkpoints WHERE run = ?)",
+                          "i", key.n);
+    ps_read_end(store, conn);
+    if (!code)
+        *ret_size = (struct ps_run_size){(uint64_t)(blocks + tails), (uint64_t)blobs};
+    return code;
+}
+
 struct row {
     struct ps_block_point point;
     uint32_t attempt;

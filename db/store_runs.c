@@ -368,6 +368,65 @@ int ps_store_list_attempts(struct ps_store *store, const char *run, struct ps_at
     return code;
 }
 
+void ps_log_list_done(struct ps_log_list *list)
+{
+    ps_arena_free(list->memory);
+    *list = (struct ps_log_list){0};
+}
+
+int ps_store_list_log(struct ps_store *store, const char *run, uint32_t attempt, int64_t rank, uint32_t limit,
+                      struct ps_log_list *ret_list, struct ps_error *err)
+{
+    struct ps_conn *conn;
+    if (limit > PS_LOG_KEPT)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "limit: %u is not from 1 to %d", limit, PS_LOG_KEPT);
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    struct ps_run_key key = {0};
+    struct ps_log_list list = {0};
+    size_t capacity = 0;
+    sqlite3_stmt *stmt;
+    struct ps_arena *arena = ps_arena_new();
+    if (!arena)
+        code = ps_no_memory(err);
+    list.memory = arena;
+    if (!code)
+        code = ps_find_run(conn, run, &key, err);
+    if (!code)
+        code = ps_find_attempt(&key, run, attempt, &attempt, err);
+    if (!code)
+        code = ps_sql_query(conn, &stmt, err,
+                            "SELECT rank, seq, text FROM log_lines AS l WHERE run = ?1 AND attempt = ?2"
+                            " AND (?3 < 0 OR rank = ?3) AND seq > (SELECT max(seq) FROM log_lines AS m"
+                            " WHERE m.run = l.run AND m.attempt = l.attempt AND m.rank = l.rank) - ?4"
+                            " ORDER BY rank, seq",
+                            "ikik", key.n, attempt, rank, limit ? limit : (uint32_t)PS_LOG_KEPT);
+    while (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        code = 0;
+        struct ps_log_line *larger = ps_arena_grow(arena, list.lines, list.count, &capacity, sizeof *larger);
+        const char *text = larger ? ps_sql_text(stmt, 2, arena) : NULL;
+        if (!text) {
+            code = ps_no_memory(err);
+            break;
+        }
+        list.lines = larger;
+        list.lines[list.count++] = (struct ps_log_line){
+            .attempt = attempt,
+            .rank = (uint32_t)sqlite3_column_int64(stmt, 0),
+            .seq = (uint64_t)sqlite3_column_int64(stmt, 1),
+            .text = text,
+        };
+    }
+    ps_read_end(store, conn);
+    if (code) {
+        ps_log_list_done(&list);
+        return code;
+    }
+    *ret_list = list;
+    return 0;
+}
+
 int ps_store_list_ranks(struct ps_store *store, const char *run, uint32_t attempt,
                         struct ps_rank_list *ret_list, struct ps_error *err)
 {
@@ -392,7 +451,8 @@ int ps_store_list_ranks(struct ps_store *store, const char *run, uint32_t attemp
             conn, &stmt, err,
             "SELECT rank, elapsed_s, step, points_sent, points_dropped, spool_bytes, last_seen_ns,"
             " (SELECT coalesce(max(last), 0) FROM batches AS b WHERE b.run = r.run"
-            " AND b.attempt = r.attempt AND b.rank = r.rank)"
+            " AND b.attempt = r.attempt AND b.rank = r.rank),"
+            " points_waiting, points_replayed, rss_bytes, clock_offset_bits"
             " FROM ranks AS r WHERE run = ? AND attempt = ? ORDER BY rank",
             "ik", key.n, attempt);
     while (!code && (code = ps_sql_step(stmt, err)) == 1) {
@@ -413,6 +473,11 @@ int ps_store_list_ranks(struct ps_store *store, const char *run, uint32_t attemp
             .spool_bytes = (uint64_t)sqlite3_column_int64(stmt, 5),
             .last_seen_ns = sqlite3_column_int64(stmt, 6),
             .last_seq = (uint64_t)sqlite3_column_int64(stmt, 7),
+            .points_waiting = (uint64_t)sqlite3_column_int64(stmt, 8),
+            .points_replayed = (uint64_t)sqlite3_column_int64(stmt, 9),
+            .rss_bytes = (uint64_t)sqlite3_column_int64(stmt, 10),
+            .has_clock_offset = sqlite3_column_type(stmt, 11) != SQLITE_NULL,
+            .clock_offset_s = ps_sql_bits(stmt, 11),
         };
     }
     ps_read_end(store, conn);
@@ -910,6 +975,25 @@ struct beat_arguments {
     int state;
 };
 
+static int keep_lines(struct ps_tx *tx, int64_t run, uint32_t attempt, const struct ps_heartbeat *beat,
+                      struct ps_error *err)
+{
+    int code = 0;
+    size_t skipped = beat->line_count > PS_LOG_KEPT ? beat->line_count - PS_LOG_KEPT : 0;
+    for (size_t i = skipped; !code && i < beat->line_count; i++)
+        code = ps_sql_run(
+            tx->conn, err,
+            "INSERT OR IGNORE INTO log_lines (run, attempt, rank, seq, text) VALUES (?, ?, ?, ?, ?)", "ikkit",
+            run, attempt, beat->rank, (int64_t)(beat->first_line + i), beat->lines[i]);
+    if (!code)
+        code =
+            ps_sql_run(tx->conn, err,
+                       "DELETE FROM log_lines WHERE run = ?1 AND attempt = ?2 AND rank = ?3 AND seq <= ("
+                       "SELECT max(seq) FROM log_lines WHERE run = ?1 AND attempt = ?2 AND rank = ?3) - ?4",
+                       "ikkk", run, attempt, beat->rank, (uint32_t)PS_LOG_KEPT);
+    return code;
+}
+
 static int beat_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     struct beat_arguments *a = arguments;
@@ -922,12 +1006,20 @@ static int beat_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     if (!code) /* elapsed time is rank 0's own */
         code = ps_touch_run(tx, &key, attempt, beat->rank == 0 ? beat->elapsed_s : 0, err);
     if (!code)
+        code = ps_sql_run(
+            tx->conn, err,
+            "INSERT OR REPLACE INTO ranks (run, attempt, rank, elapsed_s, step, points_sent,"
+            " points_dropped, spool_bytes, last_seen_ns, points_waiting, points_replayed, rss_bytes)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "ikkdiiiiiiii", key.n, attempt, beat->rank, beat->elapsed_s, (int64_t)beat->step,
+            (int64_t)beat->points_sent, (int64_t)beat->points_dropped, (int64_t)beat->spool_bytes, tx->now_ns,
+            (int64_t)beat->points_waiting, (int64_t)beat->points_replayed, (int64_t)beat->rss_bytes);
+    if (!code && beat->has_clock_offset)
         code = ps_sql_run(tx->conn, err,
-                          "INSERT OR REPLACE INTO ranks (run, attempt, rank, elapsed_s, step, points_sent,"
-                          " points_dropped, spool_bytes, last_seen_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                          "ikkdiiiii", key.n, attempt, beat->rank, beat->elapsed_s, (int64_t)beat->step,
-                          (int64_t)beat->points_sent, (int64_t)beat->points_dropped,
-                          (int64_t)beat->spool_bytes, tx->now_ns);
+                          "UPDATE ranks SET clock_offset_bits = ? WHERE run = ? AND attempt = ? AND rank = ?",
+                          "xikk", beat->clock_offset_s, key.n, attempt, beat->rank);
+    if (!code && beat->line_count)
+        code = keep_lines(tx, key.n, attempt, beat, err);
     a->state = key.state;
     return code;
 }
@@ -952,12 +1044,18 @@ int ps_collect_orphans(struct ps_tx *tx, const struct ps_blob *candidates, size_
     size_t found = 0;
     int code = blobs ? 0 : ps_no_memory(err);
     for (size_t i = 0; !code && i < count; i++) {
-        code = ps_sql_run(tx->conn, err,
-                          "DELETE FROM blobs WHERE sha256 = ?1"
-                          " AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE sha256 = ?1)",
-                          "t", candidates[i].sha256);
-        if (!code && sqlite3_changes(tx->conn->db) == 1)
-            blobs[found++] = candidates[i];
+        int64_t registered = 0;
+        code = ps_sql_int(tx->conn, 0, &registered, err, "SELECT path <> '' FROM blobs WHERE sha256 = ?", "t",
+                          candidates[i].sha256);
+        if (!code)
+            code = ps_sql_run(tx->conn, err,
+                              "DELETE FROM blobs WHERE sha256 = ?1"
+                              " AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE sha256 = ?1)",
+                              "t", candidates[i].sha256);
+        if (!code && sqlite3_changes(tx->conn->db) == 1) {
+            blobs[found] = candidates[i];
+            blobs[found++].registered = registered != 0;
+        }
     }
     if (code) {
         ps_arena_free(arena);

@@ -113,6 +113,7 @@ struct job {
     struct ps_backend *backend;
     struct ps_checkpoint *resume;
     struct ps_report *report;
+    char *spool_dir; /* for the report; NULL: none */
     char training[PS_TRAINING_ID];
     struct ps_trace *trace;
     bool run_unknown; /* as in ps_loop_config */
@@ -622,6 +623,11 @@ static int open_report(struct job *job, struct ps_error *err)
                                       .config = job->pairs,
                                       .config_count = job->pair_count};
     int code = 0;
+    if (o->sidecar && asprintf(&job->spool_dir, "%s/spool", o->output_dir) < 0) {
+        job->spool_dir = NULL;
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    config.spool_dir = job->spool_dir;
     if (job->launch.rank == 0) {
         code = ps_report_open(&config, &job->report, err);
         if (code)
@@ -786,6 +792,7 @@ static void tear_down(struct job *job, int code, const char *reason)
     if (job->backend)
         job->ops->destroy(job->backend);
     ps_checkpoint_free(job->resume);
+    free(job->spool_dir);
 }
 
 /* ---- replicas: ranks 1 and up of --mode dp, each on a thread of its own ---- */

@@ -6,6 +6,7 @@
 #include "services/base/text.h"
 #include "services/client/paramsync.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,30 @@ static void notice(void *context, const char *line)
 {
     (void)context;
     ps_log_notice("%s", line);
+}
+
+/* The log of this process goes to the first report that is opened in it, errors to notices. */
+static _Atomic(struct paramsync_reporter *) logs_to;
+
+static void take_line(void *context, enum ps_log_level level, const char *line)
+{
+    if (level <= PS_LOG_NOTICE)
+        paramsync_reporter_log(context, line);
+}
+
+static void begin_log(struct paramsync_reporter *reporter)
+{
+    struct paramsync_reporter *none = NULL;
+    if (atomic_compare_exchange_strong(&logs_to, &none, reporter))
+        ps_log_set_sink(take_line, reporter);
+}
+
+static void end_log(struct paramsync_reporter *reporter)
+{
+    if (atomic_load(&logs_to) != reporter)
+        return;
+    ps_log_set_sink(NULL, NULL);
+    atomic_store(&logs_to, NULL);
 }
 
 static int open_reporter(const struct ps_report_config *config, struct paramsync_reporter **ret_reporter,
@@ -52,10 +77,13 @@ static int open_reporter(const struct ps_report_config *config, struct paramsync
                 .config_count = config->config_count},
         .run_id = config->rank == 0 ? NULL : config->run_id,
         .attempt = config->attempt,
+        .spool_dir = config->spool_dir,
         .notice = notice,
     };
     int code = paramsync_reporter_open(&options, ret_reporter, &outer);
     free(pairs);
+    if (!code)
+        begin_log(*ret_reporter);
     return code ? ps_fail(err, code, "%s", outer.message) : 0;
 }
 
@@ -175,6 +203,7 @@ void ps_report_close(struct ps_report *report, const char *state, const char *re
         int end = strcmp(state, "finished") == 0 ? PARAMSYNC_RUN_FINISHED
                   : strcmp(state, "killed") == 0 ? PARAMSYNC_RUN_KILLED
                                                  : PARAMSYNC_RUN_FAILED;
+        end_log(report->reporter);
         if (paramsync_reporter_close(report->reporter, end, reason, timeout_s, &stats, &err))
             ps_log_warning("%s", err.message);
         if (stats.points_dropped || stats.epochs_refused || stats.checkpoints_refused)

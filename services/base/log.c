@@ -2,6 +2,7 @@
 #include "services/base/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,6 +21,26 @@ void ps_log_set_prefix(const char *prefix)
 void ps_log_set_plain(int plain)
 {
     log_plain = plain;
+}
+
+static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the two below */
+static void (*log_sink)(void *context, enum ps_log_level level, const char *line);
+static void *log_sink_context;
+
+void ps_log_set_sink(void (*sink)(void *context, enum ps_log_level level, const char *line), void *context)
+{
+    pthread_mutex_lock(&sink_lock);
+    log_sink = sink;
+    log_sink_context = context;
+    pthread_mutex_unlock(&sink_lock);
+}
+
+static void give_to_sink(enum ps_log_level level, const char *line)
+{
+    pthread_mutex_lock(&sink_lock);
+    if (log_sink)
+        log_sink(log_sink_context, level, line);
+    pthread_mutex_unlock(&sink_lock);
 }
 
 void ps_log_write(enum ps_log_level level, const char *format, ...)
@@ -54,6 +75,8 @@ void ps_log_write(enum ps_log_level level, const char *format, ...)
     for (size_t i = start; i < used; i++) /* what a client sent must not forge a line */
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
             line[i] = ' ';
+    line[used] = '\0';
+    give_to_sink(level, line + start);
     line[used++] = '\n';
     for (size_t done = 0; done < used;) {
         ssize_t w = write(STDERR_FILENO, line + done, used - done);

@@ -14,6 +14,10 @@ void ps_log_set_prefix(const char *prefix);
 /* Plain: no time and no level (for people at a terminal). Set before threads start. */
 void ps_log_set_plain(int plain);
 
+/* Every line that is written goes to sink too, without time, level and newline; NULL: to none. One call at a
+ * time; the sink must not log. */
+void ps_log_set_sink(void (*sink)(void *context, enum ps_log_level level, const char *line), void *context);
+
 void ps_log_write(enum ps_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 

@@ -30,12 +30,6 @@ struct checkpoint_box {
     ProtobufCMessage *owner;
 };
 
-struct checkpoints_box {
-    struct paramsync_checkpoints list; /* first */
-    struct paramsync_checkpoint *checkpoints;
-    ProtobufCMessage *owner;
-};
-
 static void view(const Paramsync__V1__Checkpoint *m, struct paramsync_checkpoint *checkpoint)
 {
     *checkpoint = (struct paramsync_checkpoint){.run_id = m->run_id,
@@ -77,41 +71,76 @@ void paramsync_checkpoint_free(struct paramsync_checkpoint *checkpoint)
     free(box);
 }
 
-void paramsync_checkpoints_free(struct paramsync_checkpoints *checkpoints)
+struct checkpoints_box {
+    struct paramsync_checkpoints list; /* first */
+    struct paramsync_checkpoint *checkpoints;
+    ProtobufCMessage **pages;
+    size_t page_count;
+};
+
+static void box_free(struct checkpoints_box *box)
 {
-    struct checkpoints_box *box = (struct checkpoints_box *)checkpoints;
-    if (!box)
-        return;
-    protobuf_c_message_free_unpacked(box->owner, NULL);
+    for (size_t i = 0; i < box->page_count; i++)
+        protobuf_c_message_free_unpacked(box->pages[i], NULL);
+    free(box->pages);
     free(box->checkpoints);
     free(box);
+}
+
+void paramsync_checkpoints_free(struct paramsync_checkpoints *checkpoints)
+{
+    if (checkpoints)
+        box_free((struct checkpoints_box *)checkpoints);
+}
+
+/* Takes one page, also when it fails. */
+static int add_page(struct checkpoints_box *box, ProtobufCMessage *answer, struct ps_error *err)
+{
+    const Paramsync__V1__ListCheckpointsResponse *m = (const Paramsync__V1__ListCheckpointsResponse *)answer;
+    size_t count = box->list.count + m->n_checkpoints;
+    ProtobufCMessage **pages = realloc(box->pages, (box->page_count + 1) * sizeof *pages);
+    if (pages)
+        box->pages = pages;
+    struct paramsync_checkpoint *all = pages ? realloc(box->checkpoints, (count + 1) * sizeof *all) : NULL;
+    if (!all) {
+        protobuf_c_message_free_unpacked(answer, NULL);
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    box->pages[box->page_count++] = answer;
+    box->checkpoints = all;
+    for (size_t i = 0; i < m->n_checkpoints; i++)
+        view(m->checkpoints[i], &all[box->list.count + i]);
+    box->list.count = count;
+    box->list.checkpoints = all;
+    return 0;
 }
 
 static int list_checkpoints(struct paramsync_client *client, const char *run,
                             struct paramsync_checkpoints **ret_checkpoints, struct ps_error *err)
 {
     Paramsync__V1__ListCheckpointsRequest request = PARAMSYNC__V1__LIST_CHECKPOINTS_REQUEST__INIT;
-    ProtobufCMessage *answer;
-    request.run = ps_text(run);
-    int code =
-        ps_call(client, NULL, "/paramsync.v1.Checkpoints/ListCheckpoints", &request.base,
-                &paramsync__v1__list_checkpoints_response__descriptor, client->timeout_s, &answer, err);
-    if (code)
-        return code;
-    const Paramsync__V1__ListCheckpointsResponse *m = (const Paramsync__V1__ListCheckpointsResponse *)answer;
     struct checkpoints_box *box = calloc(1, sizeof *box);
-    if (box)
-        box->checkpoints = calloc(m->n_checkpoints + 1, sizeof *box->checkpoints);
-    if (!box || !box->checkpoints) {
-        free(box);
-        protobuf_c_message_free_unpacked(answer, NULL);
-        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    int code = box ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    request.run = ps_text(run);
+    while (!code) {
+        ProtobufCMessage *answer;
+        code =
+            ps_call(client, NULL, "/paramsync.v1.Checkpoints/ListCheckpoints", &request.base,
+                    &paramsync__v1__list_checkpoints_response__descriptor, client->timeout_s, &answer, err);
+        if (!code)
+            code = add_page(box, answer, err);
+        if (code)
+            break;
+        /* The page lives as long as the box. */
+        request.page_token = ((Paramsync__V1__ListCheckpointsResponse *)answer)->next_page_token;
+        if (!*request.page_token)
+            break;
     }
-    box->owner = answer;
-    for (size_t i = 0; i < m->n_checkpoints; i++)
-        view(m->checkpoints[i], &box->checkpoints[i]);
-    box->list.checkpoints = box->checkpoints;
-    box->list.count = m->n_checkpoints;
+    if (code) {
+        if (box)
+            box_free(box);
+        return code;
+    }
     *ret_checkpoints = &box->list;
     return 0;
 }
@@ -148,6 +177,7 @@ static int make_selector(const struct paramsync_selector *selector, Paramsync__V
 
 static int get_checkpoint(struct paramsync_client *client, const char *run,
                           const struct paramsync_selector *selector,
+                          const struct paramsync_pull_options *options, double timeout_s,
                           struct paramsync_checkpoint **ret_checkpoint, struct ps_error *err)
 {
     Paramsync__V1__GetCheckpointRequest request = PARAMSYNC__V1__GET_CHECKPOINT_REQUEST__INIT;
@@ -158,8 +188,13 @@ static int get_checkpoint(struct paramsync_client *client, const char *run,
         return code;
     request.run = ps_text(run);
     request.selector = &which;
+    if (options) {
+        request.tensors = (char **)options->tensors;
+        request.n_tensors = options->tensor_count;
+        request.dtype = ps_text(options->dtype);
+    }
     code = ps_call(client, NULL, "/paramsync.v1.Checkpoints/GetCheckpoint", &request.base,
-                   &paramsync__v1__checkpoint__descriptor, client->timeout_s, &answer, err);
+                   &paramsync__v1__checkpoint__descriptor, timeout_s, &answer, err);
     return code ? code : wrap(answer, (const Paramsync__V1__Checkpoint *)answer, ret_checkpoint, err);
 }
 
@@ -168,7 +203,8 @@ int paramsync_get_checkpoint(struct paramsync_client *client, const char *run,
                              struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err)
 {
     struct ps_error inner = {0};
-    return ps_give(err, &inner, get_checkpoint(client, run, selector, ret_checkpoint, &inner));
+    return ps_give(err, &inner,
+                   get_checkpoint(client, run, selector, NULL, client->timeout_s, ret_checkpoint, &inner));
 }
 
 /* ---- Put ---- */
@@ -342,12 +378,96 @@ int paramsync_put_checkpoint(struct paramsync_client *client, const char *run,
     return ps_give(err, &inner, code);
 }
 
+/* ---- Register ---- */
+
+int ps_register(struct paramsync_client *client, struct ps_control *control, const char *run,
+                const struct paramsync_put *put, struct paramsync_checkpoint **ret_checkpoint,
+                struct ps_error *err)
+{
+    Paramsync__V1__RegisterCheckpointRequest request = PARAMSYNC__V1__REGISTER_CHECKPOINT_REQUEST__INIT;
+    ProtobufCMessage *answer;
+    struct stat st;
+    request.run = ps_text(run);
+    request.path = ps_text(put->path);
+    request.filename = ps_text(put->filename);
+    request.format = ps_text(put->format);
+    request.attempt = put->attempt;
+    request.epoch = put->epoch;
+    request.step = put->step;
+    request.accuracy = put->accuracy;
+    request.has_accuracy = put->has_accuracy;
+    /* The sidecar reads all of it; what it may be here says for how long. */
+    double timeout_s =
+        transfer_timeout(stat(put->path, &st) == 0 && st.st_size > 0 ? (uint64_t)st.st_size : 0);
+    int code = ps_call(client, control, "/paramsync.v1.Checkpoints/RegisterCheckpoint", &request.base,
+                       &paramsync__v1__checkpoint__descriptor, timeout_s, &answer, err);
+    return code ? code : wrap(answer, (const Paramsync__V1__Checkpoint *)answer, ret_checkpoint, err);
+}
+
+int paramsync_register_checkpoint(struct paramsync_client *client, const char *run,
+                                  const struct paramsync_put *put,
+                                  struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err)
+{
+    struct ps_error inner = {0};
+    struct paramsync_checkpoint *checkpoint = NULL;
+    int code = put->path ? ps_register(client, NULL, run, put, &checkpoint, &inner)
+                         : ps_fail(&inner, PS_INVALID_ARGUMENT, "no file to register");
+    if (!code && ret_checkpoint)
+        *ret_checkpoint = checkpoint;
+    else
+        paramsync_checkpoint_free(checkpoint);
+    return ps_give(err, &inner, code);
+}
+
+/* ---- Watch ---- */
+
+static int
+watch_checkpoints(struct paramsync_client *client, const char *run, const char *format, double timeout_s,
+                  int (*on_checkpoint)(void *context, const struct paramsync_checkpoint *checkpoint),
+                  void *context, struct ps_error *err)
+{
+    Paramsync__V1__WatchCheckpointsRequest request = PARAMSYNC__V1__WATCH_CHECKPOINTS_REQUEST__INIT;
+    struct ps_rpc_stream *stream;
+    struct ps_error ignored = {0};
+    ProtobufCMessage *message;
+    request.run = ps_text(run);
+    request.format = ps_text(format);
+    int code = ps_call_open(client, NULL, "/paramsync.v1.Checkpoints/WatchCheckpoints",
+                            &paramsync__v1__checkpoint__descriptor, timeout_s, &stream, err);
+    if (code)
+        return code;
+    if (!ps_rpc_stream_send(stream, &request.base, &ignored))
+        ps_rpc_stream_close_send(stream, &ignored);
+    bool enough = false;
+    while (!enough && (code = ps_rpc_stream_recv(stream, &message, err)) > 0) {
+        struct paramsync_checkpoint checkpoint;
+        view((const Paramsync__V1__Checkpoint *)message, &checkpoint);
+        enough = on_checkpoint(context, &checkpoint) != 0;
+        protobuf_c_message_free_unpacked(message, NULL);
+    }
+    ps_call_free(NULL, stream);
+    return enough || !code ? 0 : ps_call_explain(client, err);
+}
+
+int paramsync_watch_checkpoints(struct paramsync_client *client, const char *run, const char *format,
+                                double timeout_s,
+                                int (*on_checkpoint)(void *context,
+                                                     const struct paramsync_checkpoint *checkpoint),
+                                void *context, struct paramsync_error *err)
+{
+    struct ps_error inner = {0};
+    return ps_give(err, &inner,
+                   watch_checkpoints(client, run, format, timeout_s, on_checkpoint, context, &inner));
+}
+
 /* ---- Pull ---- */
 
 struct pull {
     struct paramsync_client *client;
     const char *run;
     const struct paramsync_checkpoint *checkpoint; /* what was asked for, by content from here on */
+    const struct paramsync_pull_options *options;  /* NULL: none */
+    const char *source; /* sha256 of the checkpoint itself, of which the one above may be a view */
     const char *path;
     char *part;
     int fd;
@@ -432,15 +552,23 @@ static int receive(struct pull *pull, struct ps_error *err)
     struct ps_rpc_stream *stream;
     ProtobufCMessage *message;
     which.which_case = PARAMSYNC__V1__CHECKPOINT_SELECTOR__WHICH_SHA256;
-    which.sha256 = ps_text(wanted->sha256);
+    which.sha256 = ps_text(pull->source);
     which.format = ps_text(wanted->format);
     request.run = ps_text(pull->run);
     request.selector = &which;
     request.offset = pull->have;
     request.chunk_bytes = chunk_bytes;
+    double timeout_s = transfer_timeout(wanted->size - pull->have);
+    if (pull->options) {
+        request.tensors = (char **)pull->options->tensors;
+        request.n_tensors = pull->options->tensor_count;
+        request.dtype = ps_text(pull->options->dtype);
+        request.max_bytes_per_s = pull->options->max_bytes_per_s;
+        if (request.max_bytes_per_s)
+            timeout_s += 2 * (double)(wanted->size - pull->have) / (double)request.max_bytes_per_s;
+    }
     int code = ps_call_open(pull->client, NULL, "/paramsync.v1.Checkpoints/PullCheckpoint",
-                            &paramsync__v1__pull_checkpoint_response__descriptor,
-                            transfer_timeout(wanted->size - pull->have), &stream, err);
+                            &paramsync__v1__pull_checkpoint_response__descriptor, timeout_s, &stream, err);
     if (code)
         return code;
     if (!ps_rpc_stream_send(stream, &request.base, &ignored))
@@ -540,22 +668,34 @@ static int pull_checkpoint(struct pull *pull, struct ps_error *err)
     return pull_into_part(pull, err);
 }
 
-int paramsync_pull(struct paramsync_client *client, const char *run,
-                   const struct paramsync_selector *selector, const char *path, paramsync_progress progress,
-                   void *context, struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err)
+int paramsync_pull_with(struct paramsync_client *client, const char *run,
+                        const struct paramsync_selector *selector,
+                        const struct paramsync_pull_options *options, const char *path,
+                        paramsync_progress progress, void *context,
+                        struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err)
 {
     struct ps_error inner = {0};
     struct paramsync_checkpoint *checkpoint = NULL;
-    int code = get_checkpoint(client, run, selector, &checkpoint, &inner);
+    const bool is_view = options && (options->tensor_count || (options->dtype && *options->dtype));
+    /* For the digest of a view the sidecar reads all of the checkpoint. */
+    int code = get_checkpoint(client, run, selector, options,
+                              is_view ? transfer_timeout(0) : client->timeout_s, &checkpoint, &inner);
     if (!code) {
+        const struct checkpoint_box *box = (const struct checkpoint_box *)checkpoint;
+        const char *source = ((const Paramsync__V1__Checkpoint *)box->owner)->source_sha256;
         struct pull pull = {.client = client,
                             .run = run,
                             .checkpoint = checkpoint,
+                            .options = options,
+                            .source = is_view && ps_sha256_hex_valid(source) ? source : checkpoint->sha256,
                             .path = path,
                             .fd = -1,
                             .progress = progress,
                             .context = context};
-        code = pull_checkpoint(&pull, &inner);
+        code = is_view && pull.source != source
+                   ? ps_fail(&inner, PS_UNIMPLEMENTED,
+                             "the sidecar at %.200s is too old to send parts of checkpoints", client->address)
+                   : pull_checkpoint(&pull, &inner);
         if (pull.fd >= 0)
             close(pull.fd);
         ps_sha256_free(pull.sha);
@@ -567,4 +707,11 @@ int paramsync_pull(struct paramsync_client *client, const char *run,
     else
         paramsync_checkpoint_free(checkpoint);
     return ps_give(err, &inner, code);
+}
+
+int paramsync_pull(struct paramsync_client *client, const char *run,
+                   const struct paramsync_selector *selector, const char *path, paramsync_progress progress,
+                   void *context, struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err)
+{
+    return paramsync_pull_with(client, run, selector, NULL, path, progress, context, ret_checkpoint, err);
 }

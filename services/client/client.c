@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 _Static_assert(PARAMSYNC_UNAUTHENTICATED == (int)PS_UNAUTHENTICATED &&
                    PARAMSYNC_DATA_LOSS == (int)PS_DATA_LOSS,
@@ -181,6 +182,16 @@ void paramsync_disconnect(struct paramsync_client *client)
     ps_rpc_channel_free(client->channel);
     free(client->address);
     free(client);
+}
+
+bool ps_is_this_machine(const struct paramsync_client *client)
+{
+    char host[256];
+    int port;
+    if (!strncmp(client->address, "unix:", 5))
+        return true;
+    return !ps_parse_host_port(client->address, host, sizeof host, &port, NULL) &&
+           (!strncmp(host, "127.", 4) || !strcmp(host, "::1") || !strcasecmp(host, "localhost"));
 }
 
 const char *paramsync_address(const struct paramsync_client *client)
@@ -624,6 +635,59 @@ static int watch_run(struct paramsync_client *client, const char *run, uint64_t 
         return 0;
     return code ? ps_call_explain(client, err)
                 : ps_fail(err, PS_UNAVAILABLE, "the sidecar ended the event stream");
+}
+
+struct log_box {
+    struct paramsync_log log; /* first */
+    struct paramsync_log_line *lines;
+    ProtobufCMessage *owner;
+};
+
+static int get_log(struct paramsync_client *client, const char *run, uint32_t attempt, int rank,
+                   uint32_t lines, struct paramsync_log **ret_log, struct ps_error *err)
+{
+    Paramsync__V1__GetLogRequest request = PARAMSYNC__V1__GET_LOG_REQUEST__INIT;
+    ProtobufCMessage *answer;
+    request.run = ps_text(run);
+    request.attempt = attempt;
+    request.rank = rank;
+    request.lines = lines;
+    int code = ps_call(client, NULL, "/paramsync.v1.Runs/GetLog", &request.base,
+                       &paramsync__v1__get_log_response__descriptor, client->timeout_s, &answer, err);
+    if (code)
+        return code;
+    const Paramsync__V1__GetLogResponse *m = (const Paramsync__V1__GetLogResponse *)answer;
+    struct log_box *box = calloc(1, sizeof *box);
+    if (box)
+        box->lines = calloc(m->n_lines + 1, sizeof *box->lines);
+    if (!box || !box->lines) {
+        free(box);
+        protobuf_c_message_free_unpacked(answer, NULL);
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    box->owner = answer;
+    for (size_t i = 0; i < m->n_lines; i++)
+        box->lines[i] = (struct paramsync_log_line){m->lines[i]->rank, m->lines[i]->seq, m->lines[i]->text};
+    box->log = (struct paramsync_log){m->attempt, box->lines, m->n_lines};
+    *ret_log = &box->log;
+    return 0;
+}
+
+int paramsync_get_log(struct paramsync_client *client, const char *run, uint32_t attempt, int rank,
+                      uint32_t lines, struct paramsync_log **ret_log, struct paramsync_error *err)
+{
+    struct ps_error inner = {0};
+    return ps_give(err, &inner, get_log(client, run, attempt, rank, lines, ret_log, &inner));
+}
+
+void paramsync_log_free(struct paramsync_log *log)
+{
+    struct log_box *box = (struct log_box *)log;
+    if (!box)
+        return;
+    protobuf_c_message_free_unpacked(box->owner, NULL);
+    free(box->lines);
+    free(box);
 }
 
 int paramsync_watch_run(struct paramsync_client *client, const char *run, uint64_t since_id, double timeout_s,

@@ -64,6 +64,12 @@ int ps_put(struct paramsync_client *client, struct ps_control *control, const ch
            const struct paramsync_put *put, struct paramsync_checkpoint **ret_checkpoint,
            struct ps_error *err);
 
+int ps_register(struct paramsync_client *client, struct ps_control *control, const char *run,
+                const struct paramsync_put *put, struct paramsync_checkpoint **ret_checkpoint,
+                struct ps_error *err);
+bool ps_is_this_machine(
+    const struct paramsync_client *client); /* by its address: loopback or a unix socket */
+
 /* protobuf-c's strings are char * although they are only read. */
 static inline char *ps_text(const char *text)
 {

@@ -146,6 +146,22 @@ struct paramsync_heartbeat {
     double elapsed_s; /* the rank's monotonic clock since the start of this attempt */
     uint64_t step, points_sent, points_dropped, spool_bytes;
 };
+struct paramsync_log_line {
+    uint32_t rank;
+    uint64_t seq; /* of the rank's line, from 1 */
+    const char *text;
+};
+struct paramsync_log {
+    uint32_t attempt;
+    const struct paramsync_log_line *lines; /* by (rank, seq) */
+    size_t count;
+};
+/* The last lines that ranks logged. attempt 0: the newest; rank -1: every rank; lines 0: all that are kept.
+ */
+int paramsync_get_log(struct paramsync_client *client, const char *run, uint32_t attempt, int rank,
+                      uint32_t lines, struct paramsync_log **ret_log, struct paramsync_error *err);
+void paramsync_log_free(struct paramsync_log *log);
+
 int paramsync_heartbeat(struct paramsync_client *client, const char *run,
                         const struct paramsync_heartbeat *beat, int *ret_state, struct paramsync_error *err);
 
@@ -270,6 +286,37 @@ int paramsync_put_checkpoint(struct paramsync_client *client, const char *run,
                              const struct paramsync_put *put, struct paramsync_checkpoint **ret_checkpoint,
                              struct paramsync_error *err);
 
+/* By path: a file on the sidecar's own machine that it takes without a copy, put->path absolute or beneath
+ * the sidecar's
+ * --register-root. progress is ignored. FAILED_PRECONDITION where the sidecar takes none. The file must stay.
+ */
+int paramsync_register_checkpoint(struct paramsync_client *client, const char *run,
+                                  const struct paramsync_put *put,
+                                  struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err);
+
+struct paramsync_pull_options {
+    const char *const *tensors; /* of a safetensors checkpoint: a file with these alone; none: all of them */
+    size_t tensor_count;
+    const char *dtype;        /* "bf16": 32-bit floats are rounded on the way; NULL: as they are */
+    uint64_t max_bytes_per_s; /* the sidecar keeps below this; 0: as fast as it goes */
+};
+/* As paramsync_pull, which is this with options NULL. With tensors or dtype *ret_checkpoint's size and sha256
+ * are those of the file that was made. */
+int paramsync_pull_with(struct paramsync_client *client, const char *run,
+                        const struct paramsync_selector *selector,
+                        const struct paramsync_pull_options *options, const char *path,
+                        paramsync_progress progress, void *context,
+                        struct paramsync_checkpoint **ret_checkpoint, struct paramsync_error *err);
+
+/* Calls on_checkpoint for the newest checkpoint of a format (NULL: safetensors, else pth) and then for each
+ * new one, until it returns non-zero (then 0 is returned), the stream ends (UNAVAILABLE; OK when the run was
+ * deleted) or timeout_s is over (negative: none). */
+int paramsync_watch_checkpoints(struct paramsync_client *client, const char *run, const char *format,
+                                double timeout_s,
+                                int (*on_checkpoint)(void *context,
+                                                     const struct paramsync_checkpoint *checkpoint),
+                                void *context, struct paramsync_error *err);
+
 /* Fetches a checkpoint to path; NULL: its own file name, in the working directory. The bytes go to PATH.part,
  * which a later call resumes from; only when size and sha256 are right is it synced and renamed. Otherwise:
  * DATA_LOSS and nothing new at path. Two pulls to one path at a time: the second gets FAILED_PRECONDITION. */
@@ -295,6 +342,12 @@ struct paramsync_reporter_options {
     double heartbeat_s;           /* 0: 5 */
     double flush_s;               /* step points are sent this often; 0: 0.5 */
     size_t ring_points;           /* 0: 262144 (8 MiB) */
+    /* Where step points wait on the disk while the sidecar is away; made if absent. What is left there when
+     * the reporter closes, or when its process dies, is delivered by the next one that opens a reporter with
+     * the same folder. NULL: they only wait in memory. */
+    const char *spool_dir;
+    uint64_t spool_bytes; /* at most so many there; 0: 256 MiB */
+    bool no_register; /* always send checkpoints, even to a sidecar on this machine that takes them by path */
     /* Outages, recoveries and what was refused, one line each; from the reporter's threads. May be NULL. */
     void (*notice)(void *context, const char *line);
     void *context;
@@ -303,6 +356,8 @@ struct paramsync_reporter_options {
 struct paramsync_reporter_stats {
     uint64_t points_sent; /* acknowledged as durable */
     uint64_t points_dropped, points_waiting;
+    uint64_t points_replayed; /* sent again after an outage */
+    uint64_t spool_bytes;     /* on the disk now */
     uint64_t epochs_sent, epochs_waiting, epochs_refused;
     uint64_t checkpoints_sent, checkpoints_waiting, checkpoints_refused;
     uint64_t outages;
@@ -320,6 +375,8 @@ void paramsync_reporter_run(struct paramsync_reporter *reporter, char ret_id[27]
 void paramsync_reporter_point(struct paramsync_reporter *reporter, const char *name, uint64_t step,
                               double value, double elapsed_s);
 void paramsync_reporter_epoch(struct paramsync_reporter *reporter, const struct paramsync_epoch *epoch);
+/* A line for the run's log, cut to 1000 bytes; the sidecar keeps each rank's last some hundreds. */
+void paramsync_reporter_log(struct paramsync_reporter *reporter, const char *line);
 /* The file is whole and stays until it is sent. put->attempt and progress are ignored. */
 void paramsync_reporter_checkpoint(struct paramsync_reporter *reporter, const struct paramsync_put *put);
 void paramsync_reporter_stats(struct paramsync_reporter *reporter,

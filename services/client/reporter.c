@@ -6,12 +6,17 @@
  * Exactly once: step points leave the ring in batches numbered per (run, rank, attempt); a batch stays here,
  * unchanged, until the sidecar has acknowledged it as durable, and is sent again under the same number after
  * an outage. Epochs and checkpoints are idempotent by themselves, the creation of the run by its request id.
+ *
+ * While the sidecar is away, batches move to the spool on the disk, so that neither a long outage nor the end
+ * of this process loses them: whoever opens a reporter with the same folder next sends what was left there,
+ * under its own numbers.
  */
 #include "services/client/internal.h"
 
 #include "services/base/clock.h"
 #include "services/base/digest.h"
 #include "services/base/text.h"
+#include "services/client/spool.h"
 
 #include <errno.h>
 #include <math.h>
@@ -20,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     batch_points = 1024,
@@ -27,7 +33,10 @@ enum {
     name_slots = 2048, /* open addressing; at most half are used */
     queue_max = 1 << 20,
     damage_retries = 3,
+    log_kept = 200, /* lines that wait for the next heartbeat */
+    log_line_max = 1000,
 };
+static const uint64_t spool_default = 256 << 20;
 static const double call_timeout_s = 5, retry_first_s = 0.25, retry_most_s = 5, retry_closing_s = 0.25;
 /* What close waits for a sidecar that is not there at all, where one that is only slow gets all its time. */
 static const double absent_s = 10;
@@ -41,6 +50,8 @@ struct point {
 struct batch {
     uint64_t seq;
     size_t count;
+    bool spooled; /* it lies in the spool, too */
+    unsigned sends;
     struct point points[batch_points];
 };
 
@@ -76,6 +87,16 @@ struct paramsync_reporter {
     double retry_s;
     int64_t next_beat, next_flush;
     bool away;
+    struct ps_spool *spool;    /* this run's; NULL until it is needed */
+    uint64_t spool_acked;      /* batches from the spool up to this number have arrived */
+    bool spool_full;           /* told already */
+    struct ps_spool *leftover; /* of an ended process, being sent */
+    bool no_leftovers;         /* looked for, and none is there any more */
+    uint64_t leftover_points;
+
+    char *spool_dir; /* NULL: none */
+    uint64_t spool_max;
+    bool may_register; /* the uploader's: the sidecar may take files by their path */
 
     pthread_mutex_t lock; /* guards everything below */
     pthread_cond_t wake;  /* for both threads */
@@ -87,6 +108,8 @@ struct paramsync_reporter {
     struct epoch_item *epochs, **epochs_end;
     struct checkpoint_item *checkpoints, **checkpoints_end;
     struct paramsync_reporter_stats stats;
+    char *log[log_kept];         /* line n lies at n % log_kept */
+    uint64_t log_next, log_sent; /* the number of the next line; up to which they have arrived */
     uint64_t last_step;
     double last_elapsed;  /* what the loop said last, ... */
     int64_t last_told_at; /* ... and when it did */
@@ -234,10 +257,26 @@ static double elapsed_now(const struct paramsync_reporter *r)
     return r->last_elapsed + (double)(ps_monotonic_ns() - r->last_told_at) * 1e-9;
 }
 
+/* Resident memory, in bytes; 0 if it is not told. */
+static uint64_t own_memory(void)
+{
+    FILE *file = fopen("/proc/self/statm", "re");
+    unsigned long long all = 0, resident = 0;
+    if (!file)
+        return 0;
+    if (fscanf(file, "%llu %llu", &all, &resident) != 2)
+        resident = 0;
+    fclose(file);
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 static int send_heartbeat(struct paramsync_reporter *r, struct ps_error *err)
 {
     Paramsync__V1__HeartbeatRequest request = PARAMSYNC__V1__HEARTBEAT_REQUEST__INIT;
     ProtobufCMessage *answer;
+    char *lines[log_kept];
+    size_t count = 0;
+    request.rss_bytes = own_memory();
     pthread_mutex_lock(&r->lock);
     request.run = r->run_id;
     request.rank = r->rank;
@@ -246,11 +285,33 @@ static int send_heartbeat(struct paramsync_reporter *r, struct ps_error *err)
     request.step = r->last_step;
     request.points_sent = r->stats.points_sent;
     request.points_dropped = r->stats.points_dropped;
+    request.points_waiting = r->stats.points_waiting;
+    request.points_replayed = r->stats.points_replayed;
+    request.spool_bytes = r->stats.spool_bytes;
+    uint64_t first = r->log_next > log_kept ? r->log_next - log_kept : 1;
+    if (first <= r->log_sent)
+        first = r->log_sent + 1;
+    for (uint64_t n = first; n < r->log_next; n++) {
+        lines[count] = strdup(r->log[n % log_kept]);
+        if (!lines[count])
+            break;
+        count++;
+    }
     pthread_mutex_unlock(&r->lock);
+    request.log = lines;
+    request.n_log = count;
+    request.first_line = count ? first : 0;
+    request.wall_s = (double)ps_wall_ns() * 1e-9;
     int code = ps_call(r->client, &r->sender_call, "/paramsync.v1.Runs/Heartbeat", &request.base,
                        &paramsync__v1__heartbeat_response__descriptor, call_timeout_s, &answer, err);
+    for (size_t i = 0; i < count; i++)
+        free(lines[i]);
     if (code)
         return code;
+    pthread_mutex_lock(&r->lock);
+    if (count)
+        r->log_sent = first + count - 1;
+    pthread_mutex_unlock(&r->lock);
     protobuf_c_message_free_unpacked(answer, NULL);
     r->next_beat = after(r->heartbeat_s);
     return 0;
@@ -293,48 +354,114 @@ static int send_epochs(struct paramsync_reporter *r, struct ps_error *err)
     }
 }
 
-/* Moves points from the ring into free places of the window. */
+static const char *intern(struct paramsync_reporter *r, const char *name);
+
+/* The next batch that waits in the ring, with a number of its own; NULL: there is none, or no memory. */
+static struct batch *take_from_ring(struct paramsync_reporter *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool any = r->ring_count > 0;
+    pthread_mutex_unlock(&r->lock);
+    struct batch *batch = any ? calloc(1, sizeof *batch) : NULL;
+    if (!batch) /* out of memory: the points wait where they are */
+        return NULL;
+    pthread_mutex_lock(&r->lock);
+    while (r->ring_count && batch->count < batch_points) {
+        batch->points[batch->count++] = r->ring[r->ring_first];
+        r->ring_first = (r->ring_first + 1) % r->ring_size;
+        r->ring_count--;
+    }
+    pthread_mutex_unlock(&r->lock);
+    batch->seq = r->next_seq++;
+    return batch;
+}
+
+/* The next batch of this run's spool that has not arrived; NULL: there is none. */
+static struct batch *take_from_spool(struct paramsync_reporter *r)
+{
+    enum ps_spool_kind kind;
+    void *data;
+    size_t size;
+    struct ps_error ignored = {0};
+    while (r->spool && !ps_spool_read(r->spool, &kind, &data, &size, &ignored)) {
+        Paramsync__V1__StepBatch *message =
+            kind == PS_SPOOL_STEPS ? paramsync__v1__step_batch__unpack(NULL, size, data) : NULL;
+        struct batch *batch = message && message->seq > r->spool_acked && message->n_points <= batch_points
+                                  ? calloc(1, sizeof *batch)
+                                  : NULL;
+        free(data);
+        if (batch) {
+            batch->seq = message->seq;
+            batch->spooled = true;
+            pthread_mutex_lock(&r->lock);
+            for (size_t i = 0; i < message->n_points; i++) {
+                const Paramsync__V1__Point *point = message->points[i];
+                const char *name = intern(r, point->name);
+                if (name)
+                    batch->points[batch->count++] =
+                        (struct point){name, point->step, point->value, point->elapsed_s};
+            }
+            pthread_mutex_unlock(&r->lock);
+        }
+        if (message)
+            paramsync__v1__step_batch__free_unpacked(message, NULL);
+        if (batch)
+            return batch;
+    }
+    return NULL;
+}
+
+static int by_seq(const void *a, const void *b)
+{
+    const struct batch *x = *(struct batch *const *)a, *y = *(struct batch *const *)b;
+    return (x->seq > y->seq) - (x->seq < y->seq);
+}
+
+/* Fills free places of the window: from the spool, whose batches are older, then from the ring. */
 static void fill_window(struct paramsync_reporter *r)
 {
-    while (r->window_count < window_batches) {
-        pthread_mutex_lock(&r->lock);
-        bool any = r->ring_count > 0;
-        pthread_mutex_unlock(&r->lock);
-        struct batch *batch = any ? malloc(sizeof *batch) : NULL;
-        if (!batch) /* out of memory: the points wait where they are */
-            return;
-        batch->count = 0;
-        pthread_mutex_lock(&r->lock);
-        while (r->ring_count && batch->count < batch_points) {
-            batch->points[batch->count++] = r->ring[r->ring_first];
-            r->ring_first = (r->ring_first + 1) % r->ring_size;
-            r->ring_count--;
-        }
-        pthread_mutex_unlock(&r->lock);
-        batch->seq = r->next_seq++;
+    struct batch *batch;
+    while (r->window_count < window_batches && ((batch = take_from_spool(r)) || (batch = take_from_ring(r))))
         r->window[r->window_count++] = batch;
-    }
+    /* Acknowledgements tell the number up to which batches have arrived. */
+    qsort(r->window, r->window_count, sizeof *r->window, by_seq);
+}
+
+static void note_spool(struct paramsync_reporter *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->stats.spool_bytes = r->spool ? ps_spool_bytes(r->spool) : 0;
+    pthread_mutex_unlock(&r->lock);
 }
 
 static void drop_first_batch(struct paramsync_reporter *r, bool sent)
 {
     struct batch *batch = r->window[0];
     memmove(r->window, r->window + 1, --r->window_count * sizeof *r->window);
+    if (batch->spooled && batch->seq > r->spool_acked)
+        r->spool_acked = batch->seq;
     pthread_mutex_lock(&r->lock);
     r->stats.points_waiting -= batch->count;
     if (sent)
         r->stats.points_sent += batch->count;
     else
         r->stats.points_dropped += batch->count;
+    if (sent && (batch->spooled || batch->sends > 1))
+        r->stats.points_replayed += batch->count;
     pthread_mutex_unlock(&r->lock);
     free(batch);
+    if (r->spool && !r->window_count) {
+        ps_spool_settle(r->spool);
+        note_spool(r);
+    }
 }
 
-static int send_batch(struct paramsync_reporter *r, struct ps_rpc_stream *stream, const struct batch *batch,
-                      Paramsync__V1__Point *points, Paramsync__V1__Point **pointers)
+/* points and pointers: room for a batch. The message borrows the batch's names. */
+static void batch_message(const struct paramsync_reporter *r, const struct batch *batch,
+                          Paramsync__V1__Point *points, Paramsync__V1__Point **pointers,
+                          Paramsync__V1__StepBatch *message)
 {
-    Paramsync__V1__StepBatch message = PARAMSYNC__V1__STEP_BATCH__INIT;
-    struct ps_error ignored = {0};
+    paramsync__v1__step_batch__init(message);
     for (size_t i = 0; i < batch->count; i++) {
         paramsync__v1__point__init(&points[i]);
         points[i].name = ps_text(batch->points[i].name);
@@ -343,12 +470,102 @@ static int send_batch(struct paramsync_reporter *r, struct ps_rpc_stream *stream
         points[i].elapsed_s = batch->points[i].elapsed_s;
         pointers[i] = &points[i];
     }
-    message.run = r->run_id;
-    message.rank = r->rank;
-    message.attempt = r->attempt;
-    message.seq = batch->seq;
-    message.n_points = batch->count;
-    message.points = pointers;
+    message->run = (char *)r->run_id;
+    message->rank = r->rank;
+    message->attempt = r->attempt;
+    message->seq = batch->seq;
+    message->n_points = batch->count;
+    message->points = pointers;
+}
+
+/* ---- The spool ---- */
+
+static int spool_message(struct paramsync_reporter *r, enum ps_spool_kind kind,
+                         const ProtobufCMessage *message, struct ps_error *err)
+{
+    size_t size = protobuf_c_message_get_packed_size(message);
+    uint8_t *data = malloc(size + 1);
+    if (!data)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    protobuf_c_message_pack(message, data);
+    int code = ps_spool_append(r->spool, kind, data, size, err);
+    free(data);
+    return code;
+}
+
+static int spool_batch(struct paramsync_reporter *r, struct batch *batch, struct ps_error *err)
+{
+    Paramsync__V1__StepBatch message;
+    Paramsync__V1__Point *points = calloc(batch_points, sizeof *points);
+    Paramsync__V1__Point **pointers = calloc(batch_points, sizeof *pointers);
+    int code = points && pointers ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    if (!code) {
+        batch_message(r, batch, points, pointers, &message);
+        code = spool_message(r, PS_SPOOL_STEPS, &message.base, err);
+    }
+    free(points);
+    free(pointers);
+    return code;
+}
+
+static bool open_spool(struct paramsync_reporter *r)
+{
+    struct ps_error err = {0};
+    if (!r->spool_dir || !r->created)
+        return false;
+    if (!r->spool &&
+        ps_spool_open(r->spool_dir, r->run_id, r->attempt, r->rank, r->spool_max, &r->spool, &err)) {
+        tell(r, "step points wait in memory only: %s", err.message);
+        free(r->spool_dir);
+        r->spool_dir = NULL;
+    }
+    return r->spool != NULL;
+}
+
+/* Moves what waits in the window and the ring to the disk, as far as it has room. */
+static void spool_out(struct paramsync_reporter *r)
+{
+    struct ps_error err = {0};
+    size_t kept = 0;
+    int code = 0;
+    if (!open_spool(r))
+        return;
+    for (size_t i = 0; i < r->window_count; i++) {
+        struct batch *batch = r->window[i];
+        if (!batch->spooled && !code)
+            code = spool_batch(r, batch, &err);
+        if (!batch->spooled && code)
+            r->window[kept++] = batch;
+        else
+            free(batch);
+    }
+    r->window_count = kept;
+    /* What was read and not acknowledged is read again, and what was is skipped then. */
+    ps_spool_rewind(r->spool);
+    while (!code && r->window_count < window_batches) {
+        struct batch *batch = take_from_ring(r);
+        if (!batch)
+            break;
+        code = spool_batch(r, batch, &err);
+        if (code)
+            r->window[r->window_count++] = batch;
+        else
+            free(batch);
+    }
+    if (code && !r->spool_full)
+        tell(r, "%s: further step points wait in memory, and the oldest are dropped when that is full",
+             err.message);
+    r->spool_full = code != 0;
+    note_spool(r);
+}
+
+static int send_batch(struct paramsync_reporter *r, struct ps_rpc_stream *stream, struct batch *batch,
+                      Paramsync__V1__Point *points, Paramsync__V1__Point **pointers)
+{
+    Paramsync__V1__StepBatch message;
+    struct ps_error ignored = {0};
+    batch_message(r, batch, points, pointers, &message);
+    batch->sends++;
     return ps_rpc_stream_send(stream, &message.base, &ignored);
 }
 
@@ -406,6 +623,108 @@ static int send_points(struct paramsync_reporter *r, struct ps_error *err)
     return 0;
 }
 
+/* ---- What an ended process left in the spool's folder ---- */
+
+static int send_left_steps(struct paramsync_reporter *r, void *const *data, const size_t *sizes, size_t count,
+                           struct ps_error *err)
+{
+    struct ps_rpc_stream *stream;
+    struct ps_error ignored = {0};
+    ProtobufCMessage *message;
+    uint64_t points = 0;
+    size_t acked = 0;
+    int code = ps_call_open(r->client, &r->sender_call, "/paramsync.v1.Metrics/ReportSteps",
+                            &paramsync__v1__step_ack__descriptor, 2 * call_timeout_s, &stream, err);
+    if (code)
+        return code;
+    int over = 0;
+    for (size_t i = 0; i < count && !over; i++) {
+        Paramsync__V1__StepBatch *batch = paramsync__v1__step_batch__unpack(NULL, sizes[i], data[i]);
+        if (batch) {
+            over = ps_rpc_stream_send(stream, &batch->base, &ignored);
+            points += batch->n_points;
+            paramsync__v1__step_batch__free_unpacked(batch, NULL);
+        }
+    }
+    if (!over)
+        ps_rpc_stream_close_send(stream, &ignored);
+    while ((code = ps_rpc_stream_recv(stream, &message, err)) > 0) {
+        acked++;
+        protobuf_c_message_free_unpacked(message, NULL);
+    }
+    ps_call_free(&r->sender_call, stream);
+    if (code)
+        return ps_call_explain(r->client, err);
+    r->leftover_points += acked ? points : 0;
+    return 0;
+}
+
+static int send_left_message(struct paramsync_reporter *r, enum ps_spool_kind kind, const void *data,
+                             size_t size, struct ps_error *err)
+{
+    const bool epoch = kind == PS_SPOOL_EPOCH;
+    const ProtobufCMessageDescriptor *type = epoch ? &paramsync__v1__report_epoch_request__descriptor
+                                                   : &paramsync__v1__finish_run_request__descriptor;
+    ProtobufCMessage *answer, *request = protobuf_c_message_unpack(type, NULL, size, data);
+    if (!request)
+        return 0;
+    int code =
+        ps_call(r->client, &r->sender_call,
+                epoch ? "/paramsync.v1.Metrics/ReportEpoch" : "/paramsync.v1.Runs/FinishRun", request,
+                epoch ? &paramsync__v1__report_epoch_response__descriptor : &paramsync__v1__run__descriptor,
+                call_timeout_s, &answer, err);
+    if (!code)
+        protobuf_c_message_free_unpacked(answer, NULL);
+    protobuf_c_message_free_unpacked(request, NULL);
+    return code;
+}
+
+/* One piece of it. Records that the sidecar refuses (their run was deleted) are let go of. */
+static int send_leftovers(struct paramsync_reporter *r, struct ps_error *err)
+{
+    void *data[window_batches];
+    size_t sizes[window_batches], count = 0;
+    enum ps_spool_kind kind = PS_SPOOL_STEPS;
+    int code = 0;
+    if (!r->leftover) {
+        code = ps_spool_take_over(r->spool_dir, &r->leftover, err);
+        r->no_leftovers = code != 0;
+        if (code)
+            return 0;
+        r->leftover_points = 0;
+    }
+    bool end = false;
+    while (count < window_batches && kind == PS_SPOOL_STEPS && !end) {
+        end = ps_spool_read(r->leftover, &kind, &data[count], &sizes[count], err) != 0;
+        if (!end && kind == PS_SPOOL_STEPS)
+            count++;
+    }
+    if (count)
+        code = send_left_steps(r, data, sizes, count, err);
+    if (!end && kind != PS_SPOOL_STEPS) {
+        if (!code || hopeless(code))
+            code = send_left_message(r, kind, data[count], sizes[count], err);
+        free(data[count]);
+    }
+    for (size_t i = 0; i < count; i++)
+        free(data[i]);
+    if (hopeless(code)) {
+        tell(r, "of what was left in %s the sidecar refuses some: %s", ps_spool_path(r->leftover),
+             err->message);
+        code = 0;
+    }
+    if (!code && !end)
+        return 0;
+    if (!code) {
+        if (r->leftover_points)
+            tell(r, "sent %llu step points that were left in %s", (unsigned long long)r->leftover_points,
+                 ps_spool_path(r->leftover));
+        ps_spool_settle(r->leftover);
+    }
+    r->leftover = ps_spool_close(r->leftover);
+    return code;
+}
+
 static int send_finish(struct paramsync_reporter *r, struct ps_error *err)
 {
     Paramsync__V1__FinishRunRequest request = PARAMSYNC__V1__FINISH_RUN_REQUEST__INIT;
@@ -432,8 +751,9 @@ enum work { work_none, work_create, work_send, work_finish, work_stop };
 static enum work next_work(struct paramsync_reporter *r, int64_t now, int64_t *ret_until)
 {
     int64_t until = INT64_MAX;
-    bool points = r->ring_count || r->window_count;
-    bool empty = !r->epochs && !points;
+    bool points = r->ring_count || r->window_count || (r->spool && ps_spool_unread(r->spool));
+    bool lines = r->log_sent + 1 < r->log_next;
+    bool empty = !r->epochs && !points && !lines;
     if (r->closing) {
         bool uploads = r->checkpoints && now < r->finish_by;
         int64_t alone_at = r->gone_at > r->closed_at ? r->gone_at : r->closed_at;
@@ -455,7 +775,9 @@ static enum work next_work(struct paramsync_reporter *r, int64_t now, int64_t *r
     }
     if (!r->created)
         return work_create;
-    if (now >= r->next_beat || r->epochs || (points && (now >= r->next_flush || r->closing)) ||
+    if (now >= r->next_beat || r->epochs || (r->closing && lines) ||
+        (r->spool_dir && !r->no_leftovers && !r->closing) ||
+        (points && (now >= r->next_flush || r->closing)) ||
         r->ring_count >= (size_t)batch_points * window_batches / 2)
         return work_send;
     if (points && r->next_flush < until)
@@ -469,12 +791,17 @@ static enum work next_work(struct paramsync_reporter *r, int64_t now, int64_t *r
 static int do_send(struct paramsync_reporter *r, struct ps_error *err)
 {
     int code = 0;
-    if (ps_monotonic_ns() >= r->next_beat)
+    pthread_mutex_lock(&r->lock);
+    bool last_lines = r->closing && r->log_sent + 1 < r->log_next;
+    pthread_mutex_unlock(&r->lock);
+    if (ps_monotonic_ns() >= r->next_beat || last_lines)
         code = send_heartbeat(r, err);
     if (!code)
         code = send_epochs(r, err);
     if (!code)
         code = send_points(r, err);
+    if (!code && r->spool_dir && !r->no_leftovers && !r->closing)
+        code = send_leftovers(r, err);
     return code;
 }
 
@@ -508,6 +835,7 @@ static void *sender_main(void *argument)
             die(r, &err);
         } else if (code != PS_CANCELLED) {
             back_off(r, &err);
+            spool_out(r);
         } else {
             pthread_mutex_lock(&r->lock);
             r->retry_at = after(retry_first_s);
@@ -543,6 +871,30 @@ static void pop_checkpoint(struct paramsync_reporter *r, bool sent)
     pthread_cond_broadcast(&r->wake); /* the sender may be waiting for the last one to end the run */
 }
 
+/* By its path where the sidecar takes it so, else every byte of it. */
+static int hand_over(struct paramsync_reporter *r, const struct paramsync_put *put,
+                     struct paramsync_checkpoint **ret_checkpoint, struct ps_error *err)
+{
+    char *absolute = r->may_register ? realpath(put->path, NULL) : NULL;
+    if (absolute) {
+        struct paramsync_put there = *put;
+        struct ps_error why = {0};
+        there.path = absolute;
+        int code = ps_register(r->client, &r->uploader_call, r->run_id, &there, ret_checkpoint, &why);
+        free(absolute);
+        if (code == 0)
+            return 0;
+        /* Off, unknown to an old sidecar, or elsewhere than it looks: then it is sent, and so are the next.
+         */
+        r->may_register = !hopeless(code);
+        if (!hopeless(code)) {
+            *err = why;
+            return code;
+        }
+    }
+    return ps_put(r->client, &r->uploader_call, r->run_id, put, ret_checkpoint, err);
+}
+
 static void *uploader_main(void *argument)
 {
     struct paramsync_reporter *r = argument;
@@ -564,7 +916,7 @@ static void *uploader_main(void *argument)
         struct ps_error err = {0};
         put.attempt = r->attempt;
         pthread_mutex_unlock(&r->lock);
-        int code = ps_put(r->client, &r->uploader_call, r->run_id, &put, &checkpoint, &err);
+        int code = hand_over(r, &put, &checkpoint, &err);
         paramsync_checkpoint_free(checkpoint);
         damaged += code == PS_DATA_LOSS;
         bool refused = hopeless(code) || damaged > damage_retries;
@@ -600,6 +952,11 @@ static void destroy(struct paramsync_reporter *r)
 {
     while (r->window_count)
         free(r->window[--r->window_count]);
+    for (size_t i = 0; i < log_kept; i++)
+        free(r->log[i]);
+    ps_spool_close(r->spool);
+    ps_spool_close(r->leftover);
+    free(r->spool_dir);
     for (size_t i = 0; i < name_slots; i++)
         free(r->names[i]);
     while (r->epochs) {
@@ -696,6 +1053,9 @@ static struct paramsync_reporter *allocate(const struct paramsync_reporter_optio
     r->notice = options->notice;
     r->context = options->context;
     r->next_seq = 1;
+    r->log_next = 1;
+    r->spool_max = options->spool_bytes ? options->spool_bytes : spool_default;
+    r->may_register = !options->no_register;
     r->last_told_at = ps_monotonic_ns();
     r->epochs_end = &r->epochs;
     r->checkpoints_end = &r->checkpoints;
@@ -709,7 +1069,9 @@ static struct paramsync_reporter *allocate(const struct paramsync_reporter_optio
     pthread_mutex_init(&r->lock, NULL);
     pthread_mutex_init(&r->sender_call.lock, NULL);
     pthread_mutex_init(&r->uploader_call.lock, NULL);
-    if (!r->ring) {
+    if (options->spool_dir && *options->spool_dir)
+        r->spool_dir = strdup(options->spool_dir);
+    if (!r->ring || (options->spool_dir && *options->spool_dir && !r->spool_dir)) {
         destroy(r);
         return NULL;
     }
@@ -737,6 +1099,8 @@ static int open_reporter(const struct paramsync_reporter_options *options,
     code = paramsync_connect(&options->connection, &r->client, &outer);
     if (code)
         ps_fail(err, code, "%s", outer.message);
+    if (!code)
+        r->may_register = r->may_register && ps_is_this_machine(r->client);
     if (!code && joins) {
         memcpy(r->run_id, options->run_id, sizeof r->run_id);
         r->attempt = options->attempt;
@@ -870,6 +1234,23 @@ void paramsync_reporter_epoch(struct paramsync_reporter *r, const struct paramsy
     pthread_mutex_unlock(&r->lock);
 }
 
+void paramsync_reporter_log(struct paramsync_reporter *r, const char *line)
+{
+    size_t size = strlen(line);
+    if (size > log_line_max)
+        size = log_line_max;
+    char *copy = strndup(line, size);
+    if (!copy)
+        return;
+    while (size && !ps_utf8_valid(copy, size)) /* cut within a character, or never text */
+        copy[--size] = '\0';
+    pthread_mutex_lock(&r->lock);
+    char **place = &r->log[r->log_next++ % log_kept];
+    free(*place);
+    *place = copy;
+    pthread_mutex_unlock(&r->lock);
+}
+
 static struct checkpoint_item *copy_checkpoint(const struct paramsync_put *put)
 {
     size_t size = kept(put->path) + kept(put->filename) + kept(put->format);
@@ -934,6 +1315,40 @@ static void stop(struct paramsync_reporter *r, double timeout_s)
         pthread_join(r->uploader, NULL);
 }
 
+/* With both threads ended: what was not delivered goes to the spool. True: all of it lies there. */
+static bool keep_for_later(struct paramsync_reporter *r)
+{
+    struct ps_error err = {0};
+    const struct paramsync_reporter_stats *s = &r->stats;
+    int code = 0;
+    if (!s->points_waiting && !s->epochs_waiting && r->finished)
+        return false;
+    if (!open_spool(r))
+        return false;
+    do
+        spool_out(r);
+    while (r->ring_count && !r->spool_full);
+    for (struct epoch_item *item = r->epochs; item && !code; item = item->next) {
+        Paramsync__V1__ReportEpochRequest request;
+        struct paramsync_epoch epoch = item->epoch;
+        epoch.attempt = r->attempt;
+        ps_epoch_request(r->run_id, &epoch, &request);
+        code = spool_message(r, PS_SPOOL_EPOCH, &request.base, &err);
+    }
+    if (!code && !r->finished) {
+        Paramsync__V1__FinishRunRequest request = PARAMSYNC__V1__FINISH_RUN_REQUEST__INIT;
+        request.run = r->run_id;
+        request.attempt = r->attempt;
+        request.state = (Paramsync__V1__RunState)r->final_state;
+        request.reason = ps_text(r->final_reason);
+        request.elapsed_s = r->final_elapsed;
+        code = spool_message(r, PS_SPOOL_FINISH, &request.base, &err);
+    }
+    if (code)
+        tell(r, "%s", err.message);
+    return !code && !r->window_count && !r->ring_count;
+}
+
 int paramsync_reporter_close(struct paramsync_reporter *r, int state, const char *reason, double timeout_s,
                              struct paramsync_reporter_stats *ret_stats, struct paramsync_error *err)
 {
@@ -949,17 +1364,20 @@ int paramsync_reporter_close(struct paramsync_reporter *r, int state, const char
     pthread_mutex_unlock(&r->lock);
     stop(r, timeout_s);
     const struct paramsync_reporter_stats *s = &r->stats;
+    bool kept = !r->dead && keep_for_later(r);
     if (r->dead)
         code = ps_fail(&inner, r->death.code, "%s", r->death.message);
     else if (s->points_waiting || s->epochs_waiting || s->checkpoints_waiting || !r->created || !r->finished)
-        code = ps_fail(
-            &inner, PS_DEADLINE_EXCEEDED,
-            "not delivered to the sidecar at %.200s: %llu step points, %llu epochs, %llu checkpoints%s",
-            r->client->address, (unsigned long long)s->points_waiting, (unsigned long long)s->epochs_waiting,
-            (unsigned long long)s->checkpoints_waiting,
-            !r->created    ? "; the run was never created"
-            : !r->finished ? "; the run's end"
-                           : "");
+        code = ps_fail(&inner, PS_DEADLINE_EXCEEDED,
+                       "not delivered to the sidecar at %.200s: %llu step points, %llu epochs, %llu "
+                       "checkpoints%s%s%.200s%s",
+                       r->client->address, (unsigned long long)s->points_waiting,
+                       (unsigned long long)s->epochs_waiting, (unsigned long long)s->checkpoints_waiting,
+                       !r->created    ? "; the run was never created"
+                       : !r->finished ? "; the run's end"
+                                      : "",
+                       kept ? "; points and epochs are kept in " : "", kept ? r->spool_dir : "",
+                       kept ? " for the next run that reports from there" : "");
     if (ret_stats)
         *ret_stats = *s;
     destroy(r);

@@ -79,9 +79,9 @@ int ps_rpc_server_start(const struct ps_rpc_server_config *config, struct ps_rpc
                         struct ps_error *err);
 /* The bound port; 0 for a unix socket. */
 int ps_rpc_server_port(const struct ps_rpc_server *server, size_t listener);
-/* Another certificate, key and CA (PEM texts, copied) for the connections made from now on. FAILED_PRECONDITION
- * for a server that was started without TLS, or with (without) a CA when this has none (has one);
- * INVALID_ARGUMENT for texts that are no good: then everything stays. Thread-safe. */
+/* Another certificate, key and CA (PEM texts, copied) for the connections made from now on.
+ * FAILED_PRECONDITION for a server that was started without TLS, or with (without) a CA when this has none
+ * (has one); INVALID_ARGUMENT for texts that are no good: then everything stays. Thread-safe. */
 int ps_rpc_server_reload_tls(struct ps_rpc_server *server, const char *cert, const char *key, const char *ca,
                              struct ps_error *err);
 /* grpc.health.v1.Health is always served, on threads of its own (64 watches and reflection streams at most).

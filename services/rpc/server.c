@@ -206,7 +206,7 @@ static int add_listener(struct ps_rpc_server *server, size_t index, const char *
 
 /* What handshakes are made with. */
 struct ps_rpc_server_tls {
-    pthread_mutex_t lock; /* guards everything here */
+    pthread_mutex_t lock;  /* guards everything here */
     char *cert, *key, *ca; /* PEM; ca NULL: clients need no certificate */
     uint64_t generation, given;
     bool shared; /* by several listeners, each of which has to be given what changed */
@@ -232,7 +232,8 @@ static grpc_ssl_certificate_config_reload_status fetch_certificate(void *context
     bool stale = tls->shared || tls->given != tls->generation;
     if (stale) {
         grpc_ssl_pem_key_cert_pair pair = {.private_key = tls->key, .cert_chain = tls->cert};
-        /* gRPC 1.51 wants roots here also where no client is asked for a certificate: any text that parses. */
+        /* gRPC 1.51 wants roots here also where no client is asked for a certificate: any text that parses.
+         */
         *ret = grpc_ssl_server_certificate_config_create(tls->ca ? tls->ca : tls->cert, &pair, 1);
         tls->given = tls->generation;
     }

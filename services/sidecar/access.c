@@ -87,14 +87,15 @@ static int take_line(char *line, unsigned number, const char *source, struct ent
         }
     if (entry->role == PS_ROLE_NONE)
         return ps_fail(err, PS_INVALID_ARGUMENT,
-                       "%s, line %u: expected ROLE TOKEN with a role of read, write or admin", source, number);
+                       "%s, line %u: expected ROLE TOKEN with a role of read, write or admin", source,
+                       number);
     for (const char *c = token; *c; c++)
         if ((unsigned char)*c < 0x21 || (unsigned char)*c > 0x7e)
             return ps_fail(err, PS_INVALID_ARGUMENT,
                            "%s, line %u: the token may only have printable ASCII characters", source, number);
     if (strlen(token) > MAX_TOKEN)
-        return ps_fail(err, PS_INVALID_ARGUMENT, "%s, line %u: the token is longer than %d characters", source,
-                       number, MAX_TOKEN);
+        return ps_fail(err, PS_INVALID_ARGUMENT, "%s, line %u: the token is longer than %d characters",
+                       source, number, MAX_TOKEN);
     if (!digest(token_purpose, token, entry->digest) || !digest(session_purpose, token, entry->session))
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     *ret_used = true;
@@ -106,8 +107,7 @@ int ps_access_load(struct ps_access *access, const char *text, const char *sourc
     struct entry *entries = text ? calloc(MAX_TOKENS, sizeof *entries) : NULL;
     char *copy = text ? strdup(text) : NULL;
     size_t count = 0;
-    int code =
-        text && (!entries || !copy) ? ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory") : 0;
+    int code = text && (!entries || !copy) ? ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory") : 0;
     unsigned number = 1;
     for (char *line = copy; !code && line; number++) {
         char *next = strchr(line, '\n');
@@ -121,8 +121,8 @@ int ps_access_load(struct ps_access *access, const char *text, const char *sourc
                            number, MAX_TOKENS);
         for (size_t i = 0; !code && used && i < count; i++)
             if (!strcmp(entries[i].digest, entry.digest))
-                code = ps_fail(err, PS_INVALID_ARGUMENT, "%s, line %u: this token stands there already", source,
-                               number);
+                code = ps_fail(err, PS_INVALID_ARGUMENT, "%s, line %u: this token stands there already",
+                               source, number);
         if (!code && used)
             entries[count++] = entry;
         line = next;

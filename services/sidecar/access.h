@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Who may do what: bearer tokens with a role each, and the browser sessions that stand for them. Tokens can be
- * exchanged while the sidecar runs. Comparisons take the same time wherever texts differ, and all tokens are
- * always compared. Thread-safe. */
+ * Who may do what: bearer tokens with a role each, and the browser sessions that stand for them. Tokens can
+ * be exchanged while the sidecar runs. Comparisons take the same time wherever texts differ, and all tokens
+ * are always compared. Thread-safe. */
 #ifndef PARAMSYNC_SIDECAR_ACCESS_H
 #define PARAMSYNC_SIDECAR_ACCESS_H
 
@@ -14,8 +14,8 @@
 enum ps_role {
     PS_ROLE_NONE,
     PS_ROLE_READ,  /* look, pull, compare */
-    PS_ROLE_WRITE, /* and report runs, metrics, checkpoints; rendezvous */
-    PS_ROLE_ADMIN, /* and change and delete what others made */
+    PS_ROLE_WRITE, /* and report runs, metrics, checkpoints, tags and notes; rendezvous */
+    PS_ROLE_ADMIN, /* and delete runs and checkpoints */
 };
 const char *ps_role_name(enum ps_role role); /* "read" */
 
@@ -26,9 +26,9 @@ struct ps_access *ps_access_new(void);
 struct ps_access *ps_access_free(struct ps_access *access); /* takes NULL, returns NULL */
 
 /* Takes the tokens of a text in place of those before: one a line, "ROLE TOKEN" with a role of read, write or
- * admin; a first line without a role is an admin's. Empty lines (but the first) and those that begin with # say
- * nothing. source names the text in messages. INVALID_ARGUMENT, naming the line, leaves what was. text NULL: open
- * to everyone. */
+ * admin; a first line without a role is an admin's. Empty lines (but the first) and those that begin with #
+ * say nothing. source names the text in messages. INVALID_ARGUMENT, naming the line, leaves what was. text
+ * NULL: open to everyone. */
 int ps_access_load(struct ps_access *access, const char *text, const char *source, struct ps_error *err);
 
 bool ps_access_is_open(struct ps_access *access);

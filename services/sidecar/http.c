@@ -223,11 +223,10 @@ static enum MHD_Result serve_session(struct request *request, bool post)
     const bool open = ps_access_is_open(access);
     char session[PS_SHA256_HEX] = "";
     enum ps_role role = post ? ps_access_role(access, bearer(request)) : role_of(request);
-    if (role == PS_ROLE_NONE ||
-        (post && !open && !ps_access_session(access, bearer(request), session)))
+    if (role == PS_ROLE_NONE || (post && !open && !ps_access_session(access, bearer(request), session)))
         return refuse_login(request);
-    struct MHD_Response *response = json_response(json_pack(
-        "{s:b,s:b,s:s}", "logged_in", 1, "token_required", !open, "role", ps_role_name(role)));
+    struct MHD_Response *response = json_response(
+        json_pack("{s:b,s:b,s:s}", "logged_in", 1, "token_required", !open, "role", ps_role_name(role)));
     if (response && *session) {
         char cookie[256];
         snprintf(cookie, sizeof cookie, "%s=%s; HttpOnly; SameSite=Strict%s", session_cookie, session,
@@ -286,7 +285,7 @@ static enum MHD_Result serve_checkpoint(struct request *request, const char *sha
             snprintf(range, sizeof range, "bytes */%" PRIu64, blob.size);
         } else {
             int fd;
-            if (ps_service_read_blob(request->http->service, blob.sha256, blob.size, &fd, &err) < 0)
+            if (ps_service_read_blob(request->http->service, blob.sha256, blob.size, true, &fd, &err) < 0)
                 return fail(request, &err);
             response = MHD_create_response_from_fd_at_offset64(count, fd, first); /* sendfile; closes fd */
             if (!response)

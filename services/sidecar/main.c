@@ -19,7 +19,9 @@ struct settings {
     const char *data_dir, *grpc_listen, *http_listen, *allow_host, *config;
     const char *tls_cert, *tls_key, *tls_ca, *token_file, *log_level;
     bool insecure, help, version;
-    double lost_after, grace;
+    const char *register_root;
+    double lost_after, grace, rollup_after;
+    int64_t keep_last, keep_best;
 };
 
 #define AT(field) .offset = offsetof(struct settings, field)
@@ -30,6 +32,12 @@ static const struct ps_option rows[] = {
      .value = "DIR",
      .help = "where the database and the checkpoints are kept; made if absent. On a local disk",
      .group = "Store"},
+    {.name = "register-root",
+     .type = PS_TYPE_STRING,
+     AT(register_root),
+     .value = "DIR",
+     .help = "trainers on this machine may hand over checkpoints beneath this folder by their path, without "
+             "a copy"},
     {.name = "grpc-listen",
      .type = PS_TYPE_STRING,
      AT(grpc_listen),
@@ -76,6 +84,35 @@ static const struct ps_option rows[] = {
      AT(insecure),
      .fallback = "false",
      .help = "listen beyond this machine without TLS"},
+    {.name = "keep-last",
+     .type = PS_TYPE_INT,
+     AT(keep_last),
+     .value = "N",
+     .fallback = "0",
+     .min = 0,
+     .max = 1000000,
+     .help = "of each run keep the last N checkpoints (and the best) of a format; 0: all, unless --keep-best "
+             "says "
+             "otherwise",
+     .group = "Retention"},
+    {.name = "keep-best",
+     .type = PS_TYPE_INT,
+     AT(keep_best),
+     .value = "M",
+     .fallback = "0",
+     .min = 0,
+     .max = 1000000,
+     .help =
+         "and the M with the highest accuracy (and the last). One that is being pulled stays until it is"},
+    {.name = "rollup-after",
+     .type = PS_TYPE_DURATION,
+     AT(rollup_after),
+     .value = "TIME",
+     .fallback = "0",
+     .min = 0,
+     .max = 1e10,
+     .help = "thin out step points of runs that ended so long ago (30d) to what a coarse view shows of them; "
+             "0: never"},
     {.name = "lost-after",
      .type = PS_TYPE_DURATION,
      AT(lost_after),
@@ -171,6 +208,9 @@ static void *janitor_main(void *argument)
         if (code && swept) /* once, not every second */
             ps_log_warning("looking for lost runs: %s", err.message);
         swept = code == 0;
+        bool more = false;
+        if (!code && ps_service_roll_up(janitor->service, &more, &err))
+            ps_log_debug("rolling up: %s", err.message);
         pthread_mutex_lock(&janitor->lock);
     }
     pthread_mutex_unlock(&janitor->lock);
@@ -340,11 +380,14 @@ static int start_http(struct program *p, struct ps_error *err)
 
 static int start(struct program *p, struct ps_error *err)
 {
-    struct ps_service_config service = {
-        .data_dir = p->settings.data_dir,
-        .token = p->token,
-        .token_source = p->settings.token_file,
-        .lost_after_s = p->settings.lost_after};
+    struct ps_service_config service = {.data_dir = p->settings.data_dir,
+                                        .token = p->token,
+                                        .token_source = p->settings.token_file,
+                                        .lost_after_s = p->settings.lost_after,
+                                        .register_root = p->settings.register_root,
+                                        .keep_last = (uint32_t)p->settings.keep_last,
+                                        .keep_best = (uint32_t)p->settings.keep_best,
+                                        .roll_up_after_s = p->settings.rollup_after};
     int code = ps_service_open(&service, &p->service, err);
     if (code)
         return code;

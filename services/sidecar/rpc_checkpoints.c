@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "services/sidecar/rpc_handlers.h"
 
+#include "services/base/clock.h"
 #include "services/base/digest.h"
+#include "services/sidecar/tensors.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { CHUNK_MIN = 4 << 10, CHUNK_DEFAULT = 256 << 10, CHUNK_MAX = 1 << 20 };
+enum {
+    CHUNK_MIN = 4 << 10,
+    CHUNK_DEFAULT = 256 << 10,
+    CHUNK_MAX = 1 << 20,
+    PAGE_MAX = 5000, /* checkpoints in one answer: with names of the usual length that is 1 MiB */
+};
 
 struct checkpoint_message {
     Paramsync__V1__Checkpoint message;
@@ -31,6 +38,7 @@ static void fill(struct checkpoint_message *out, const struct ps_checkpoint *c)
     m->accuracy = c->accuracy;
     m->has_accuracy = c->has_accuracy;
     m->step = c->step;
+    m->registered_path = ps_borrow(c->path);
     ps_timestamp_fill(&out->created, c->created_ns);
     m->created_at = &out->created;
 }
@@ -69,7 +77,8 @@ PS_HANDLER(ps_handle_put_checkpoint)
     struct ps_upload *upload = NULL;
     ProtobufCMessage *received;
     int code;
-    while ((code = ps_rpc_recv(call, &received, err)) == 1) {
+    bool known = false;
+    while (!known && (code = ps_rpc_recv(call, &received, err)) == 1) {
         const Paramsync__V1__PutCheckpointRequest *request = (const void *)received;
         bool is_header = request->part_case == PARAMSYNC__V1__PUT_CHECKPOINT_REQUEST__PART_HEADER;
         bool is_chunk = request->part_case == PARAMSYNC__V1__PUT_CHECKPOINT_REQUEST__PART_CHUNK;
@@ -82,6 +91,7 @@ PS_HANDLER(ps_handle_put_checkpoint)
             code = ps_fail(err, PS_INVALID_ARGUMENT,
                            upload ? "part: only chunks may follow the header"
                                   : "part: the first must be the header");
+        known = !code && is_header && ps_upload_is_known(upload);
         protobuf_c_message_free_unpacked(received, NULL);
         if (code)
             break;
@@ -98,6 +108,28 @@ PS_HANDLER(ps_handle_put_checkpoint)
     return code;
 }
 
+PS_HANDLER(ps_handle_register_checkpoint)
+{
+    struct ps_service *service = context;
+    const Paramsync__V1__RegisterCheckpointRequest *request = (const void *)message;
+    struct ps_new_checkpoint header = {
+        .attempt = request->attempt,
+        .epoch = request->epoch,
+        .filename = request->filename,
+        .format = request->format,
+        .sha256 = request->sha256,
+        .has_accuracy = request->has_accuracy,
+        .accuracy = request->accuracy,
+        .step = request->step,
+    };
+    struct ps_checkpoint checkpoint = {0};
+    int code = ps_service_register(service, request->run, request->path, &header, &checkpoint, err);
+    if (!code)
+        code = send_checkpoint(call, &checkpoint, err);
+    ps_checkpoint_done(&checkpoint);
+    return code;
+}
+
 /* ---- Reading the catalogue ---- */
 
 PS_HANDLER(ps_handle_list_checkpoints)
@@ -105,9 +137,15 @@ PS_HANDLER(ps_handle_list_checkpoints)
     struct ps_service *service = context;
     const Paramsync__V1__ListCheckpointsRequest *request = (const void *)message;
     struct ps_checkpoint_list list;
+    char token[64];
     int code = ps_need_run(request->run, err);
+    if (!code && request->page_size > PAGE_MAX)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "page_size: %u is not from 1 to %d", request->page_size,
+                       PAGE_MAX);
     if (!code)
-        code = ps_store_list_checkpoints(service->store, request->run, &list, err);
+        code = ps_store_page_checkpoints(service->store, request->run,
+                                         request->page_size ? request->page_size : PAGE_MAX,
+                                         request->page_token, &list, token, err);
     if (code)
         return code;
     struct checkpoint_message *messages = calloc(list.count + 1, sizeof *messages);
@@ -120,6 +158,7 @@ PS_HANDLER(ps_handle_list_checkpoints)
         Paramsync__V1__ListCheckpointsResponse response = PARAMSYNC__V1__LIST_CHECKPOINTS_RESPONSE__INIT;
         response.checkpoints = pointers;
         response.n_checkpoints = list.count;
+        response.next_page_token = token;
         code = ps_rpc_send(call, &response.base, err);
     } else {
         code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
@@ -164,31 +203,6 @@ static int find(struct ps_service *service, const char *run,
     return ps_store_get_checkpoint(service->store, run, &wanted, ret_checkpoint, err);
 }
 
-PS_HANDLER(ps_handle_get_checkpoint)
-{
-    struct ps_service *service = context;
-    const Paramsync__V1__GetCheckpointRequest *request = (const void *)message;
-    struct ps_checkpoint checkpoint;
-    int code = find(service, request->run, request->selector, &checkpoint, err);
-    if (code)
-        return code;
-    code = send_checkpoint(call, &checkpoint, err);
-    ps_checkpoint_done(&checkpoint);
-    return code;
-}
-
-PS_HANDLER(ps_handle_delete_checkpoint)
-{
-    struct ps_service *service = context;
-    const Paramsync__V1__DeleteCheckpointRequest *request = (const void *)message;
-    Paramsync__V1__DeleteCheckpointResponse response = PARAMSYNC__V1__DELETE_CHECKPOINT_RESPONSE__INIT;
-    int code =
-        ps_service_delete_checkpoint(service, request->run, request->sha256, &response.bytes_freed, err);
-    return code ? code : ps_rpc_send(call, &response.base, err);
-}
-
-/* ---- PullCheckpoint ---- */
-
 /* Fills the buffer from the file; fewer bytes than asked for are a damaged store. */
 static int read_chunk(int fd, unsigned char *buffer, size_t size, uint64_t offset, struct ps_error *err)
 {
@@ -207,26 +221,167 @@ static int read_chunk(int fd, unsigned char *buffer, size_t size, uint64_t offse
     return 0;
 }
 
+/* What is sent of a checkpoint: the file, or a view of it. */
+struct content {
+    int fd;                      /* -1: none */
+    struct ps_tensor_view *view; /* NULL: the file itself */
+    uint64_t size;
+    char sha256[PS_SHA256_HEX];
+};
+
+static void content_done(struct content *content)
+{
+    ps_tensor_view_free(content->view);
+    if (content->fd >= 0)
+        close(content->fd);
+}
+
+static int read_content(const struct content *content, unsigned char *buffer, size_t size, uint64_t offset,
+                        struct ps_error *err)
+{
+    return content->view ? ps_tensor_view_read(content->view, offset, buffer, size, err)
+                         : read_chunk(content->fd, buffer, size, offset, err);
+}
+
+static int digest_view(struct ps_rpc_call *call, struct content *content, struct ps_error *err)
+{
+    unsigned char *buffer = malloc(CHUNK_MAX);
+    struct ps_sha256 *sha = ps_sha256_new();
+    int code = buffer && sha ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    for (uint64_t at = 0; !code && at < content->size;) {
+        size_t n = content->size - at < CHUNK_MAX ? (size_t)(content->size - at) : CHUNK_MAX;
+        code = ps_rpc_cancelled(call) ? ps_fail(err, PS_CANCELLED, "the client has gone")
+                                      : read_content(content, buffer, n, at, err);
+        if (!code)
+            ps_sha256_update(sha, buffer, n);
+        at += n;
+    }
+    if (!code)
+        ps_sha256_hex(sha, content->sha256);
+    ps_sha256_free(sha);
+    free(buffer);
+    return code;
+}
+
+/* tensors and dtype as in the requests; none of them: the file itself. */
+static int open_content(struct ps_rpc_call *call, struct ps_service *service,
+                        const struct ps_checkpoint *checkpoint, char **tensors, size_t count,
+                        const char *dtype, struct content *ret, struct ps_error *err)
+{
+    struct content content = {.fd = -1, .size = checkpoint->size};
+    struct ps_tensor_choice choice = {(const char *const *)tensors, count, strcmp(dtype, "bf16") == 0};
+    bool is_view = count || *dtype;
+    memcpy(content.sha256, checkpoint->sha256, sizeof content.sha256);
+    if (*dtype && !choice.bf16)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "dtype: %.40s; only bf16 can be asked for", dtype);
+    if (is_view && strcmp(checkpoint->format, "safetensors") != 0)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "%s: only safetensors can be taken apart, %s is %s",
+                       count ? "tensors" : "dtype", checkpoint->filename, checkpoint->format);
+    int code = ps_service_read_blob(service, checkpoint->sha256, checkpoint->size, is_view, &content.fd, err);
+    if (!code && is_view) {
+        code = ps_tensor_view_open(content.fd, checkpoint->size, &choice, &content.view, err);
+        if (!code) {
+            content.size = ps_tensor_view_size(content.view);
+            code = digest_view(call, &content, err);
+        }
+    }
+    if (code) {
+        content_done(&content);
+        return code;
+    }
+    *ret = content;
+    return 0;
+}
+
+static void fill_content(struct checkpoint_message *out, const struct ps_checkpoint *checkpoint,
+                         const struct content *content)
+{
+    fill(out, checkpoint);
+    if (!content->view)
+        return;
+    out->message.size = content->size;
+    out->message.sha256 = ps_borrow(content->sha256);
+    out->message.source_sha256 = ps_borrow(checkpoint->sha256);
+}
+
+PS_HANDLER(ps_handle_get_checkpoint)
+{
+    struct ps_service *service = context;
+    const Paramsync__V1__GetCheckpointRequest *request = (const void *)message;
+    struct ps_checkpoint checkpoint;
+    int code = find(service, request->run, request->selector, &checkpoint, err);
+    if (code)
+        return code;
+    if (!request->n_tensors && !*request->dtype) {
+        code = send_checkpoint(call, &checkpoint, err);
+    } else {
+        struct content content;
+        struct checkpoint_message out;
+        code = open_content(call, service, &checkpoint, request->tensors, request->n_tensors, request->dtype,
+                            &content, err);
+        if (!code) {
+            fill_content(&out, &checkpoint, &content);
+            code = ps_rpc_send(call, &out.message.base, err);
+            content_done(&content);
+        }
+    }
+    ps_checkpoint_done(&checkpoint);
+    return code;
+}
+
+PS_HANDLER(ps_handle_delete_checkpoint)
+{
+    struct ps_service *service = context;
+    const Paramsync__V1__DeleteCheckpointRequest *request = (const void *)message;
+    Paramsync__V1__DeleteCheckpointResponse response = PARAMSYNC__V1__DELETE_CHECKPOINT_RESPONSE__INIT;
+    int code =
+        ps_service_delete_checkpoint(service, request->run, request->sha256, &response.bytes_freed, err);
+    return code ? code : ps_rpc_send(call, &response.base, err);
+}
+
+/* ---- PullCheckpoint ---- */
+
+/* Keeps a stream below so many bytes a second by waiting between chunks. */
+struct pace {
+    uint64_t bytes_per_s; /* 0: no bound */
+    int64_t due_ns;       /* monotonic: when the next chunk may go */
+};
+
+static int keep_pace(struct ps_rpc_call *call, struct pace *pace, size_t bytes, struct ps_error *err)
+{
+    if (!pace->bytes_per_s)
+        return 0;
+    int64_t now = ps_monotonic_ns();
+    double wait_s = (double)(pace->due_ns - now) * 1e-9;
+    pace->due_ns = (pace->due_ns > now ? pace->due_ns : now) +
+                   (int64_t)((double)bytes / (double)pace->bytes_per_s * 1e9);
+    /* A stream that nobody wakes: only its end and the drain cut this short. */
+    int code = wait_s > 0 ? ps_rpc_wait(call, wait_s, err) : 0;
+    return code < 0 ? code : 0;
+}
+
 /* The digest is taken of what is sent (and of what a resumed pull has already), so that a file that has
  * rotted on the disk ends as DATA_LOSS also for a client that does not look itself. */
-static int send_content(struct ps_rpc_call *call, int fd, const struct ps_checkpoint *checkpoint,
-                        uint64_t offset, size_t chunk_bytes, struct ps_error *err)
+static int send_content(struct ps_rpc_call *call, const struct content *content, const char *filename,
+                        uint64_t offset, size_t chunk_bytes, struct pace *pace, struct ps_error *err)
 {
-    const uint64_t size = checkpoint->size;
+    const uint64_t size = content->size;
     unsigned char *buffer = malloc(chunk_bytes);
     struct ps_sha256 *sha = ps_sha256_new();
     int code = buffer && sha ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     for (uint64_t at = 0; !code && at < offset;) {
         size_t n = offset - at < chunk_bytes ? (size_t)(offset - at) : chunk_bytes;
         code = ps_rpc_cancelled(call) ? ps_fail(err, PS_CANCELLED, "the client has gone")
-                                      : read_chunk(fd, buffer, n, at, err);
+                                      : read_content(content, buffer, n, at, err);
         if (!code)
             ps_sha256_update(sha, buffer, n);
         at += n;
     }
     while (!code && offset < size) {
         size_t n = size - offset < chunk_bytes ? (size_t)(size - offset) : chunk_bytes;
-        code = read_chunk(fd, buffer, n, offset, err);
+        code = keep_pace(call, pace, n, err);
+        if (!code)
+            code = read_content(content, buffer, n, offset, err);
         if (code)
             break;
         Paramsync__V1__PullCheckpointResponse response = PARAMSYNC__V1__PULL_CHECKPOINT_RESPONSE__INIT;
@@ -244,10 +399,10 @@ static int send_content(struct ps_rpc_call *call, int fd, const struct ps_checkp
     char hex[PS_SHA256_HEX];
     if (!code) {
         ps_sha256_hex(sha, hex);
-        if (strcmp(hex, checkpoint->sha256) != 0)
+        if (strcmp(hex, content->sha256) != 0)
             code = ps_fail(err, PS_DATA_LOSS,
                            "the file of %s has changed on the sidecar's disk: its sha256 is %s, not %s",
-                           checkpoint->filename, hex, checkpoint->sha256);
+                           filename, hex, content->sha256);
     }
     ps_sha256_free(sha);
     free(buffer);
@@ -262,27 +417,34 @@ PS_HANDLER(ps_handle_pull_checkpoint)
     if (chunk_bytes < CHUNK_MIN || chunk_bytes > CHUNK_MAX)
         return ps_fail(err, PS_INVALID_ARGUMENT, "chunk_bytes: %u is not from 4 KiB to 1 MiB", chunk_bytes);
     struct ps_checkpoint checkpoint;
-    int fd = -1;
     int code = find(service, request->run, request->selector, &checkpoint, err);
     if (code)
         return code;
-    if (request->offset > checkpoint.size)
+    ps_service_pulling(service, checkpoint.sha256, 1);
+    struct content content;
+    struct pace pace = {.bytes_per_s = request->max_bytes_per_s, .due_ns = ps_monotonic_ns()};
+    code = open_content(call, service, &checkpoint, request->tensors, request->n_tensors, request->dtype,
+                        &content, err);
+    if (code) {
+        ps_service_pulling(service, checkpoint.sha256, -1);
+        ps_checkpoint_done(&checkpoint);
+        return code;
+    }
+    if (request->offset > content.size)
         code = ps_fail(err, PS_OUT_OF_RANGE, "offset: %llu is past the end, the checkpoint has %llu bytes",
-                       (unsigned long long)request->offset, (unsigned long long)checkpoint.size);
-    if (!code)
-        code = ps_service_read_blob(service, checkpoint.sha256, checkpoint.size, &fd, err);
+                       (unsigned long long)request->offset, (unsigned long long)content.size);
     if (!code) {
         struct checkpoint_message metadata;
-        fill(&metadata, &checkpoint);
+        fill_content(&metadata, &checkpoint, &content);
         Paramsync__V1__PullCheckpointResponse response = PARAMSYNC__V1__PULL_CHECKPOINT_RESPONSE__INIT;
         response.part_case = PARAMSYNC__V1__PULL_CHECKPOINT_RESPONSE__PART_CHECKPOINT;
         response.checkpoint = &metadata.message;
         code = ps_rpc_send(call, &response.base, err);
     }
     if (!code)
-        code = send_content(call, fd, &checkpoint, request->offset, chunk_bytes, err);
-    if (fd >= 0)
-        close(fd);
+        code = send_content(call, &content, checkpoint.filename, request->offset, chunk_bytes, &pace, err);
+    content_done(&content);
+    ps_service_pulling(service, checkpoint.sha256, -1);
     ps_checkpoint_done(&checkpoint);
     return code;
 }

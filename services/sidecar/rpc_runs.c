@@ -136,7 +136,21 @@ PS_HANDLER(ps_handle_get_run)
     int code = ps_need_run(request->run, err);
     if (!code)
         code = ps_store_get_run(service->store, request->run, &run, err);
-    return code ? code : send_run(call, &run, err);
+    if (code)
+        return code;
+    struct ps_run_message out;
+    struct ps_run_size size = {0};
+    code = ps_run_message_fill(&out, &run, err);
+    if (!code) {
+        code = ps_store_run_size(service->store, run.id, &size, err);
+        out.message.metric_bytes = size.metric_bytes;
+        out.message.checkpoint_bytes = size.checkpoint_bytes;
+        if (!code || code == PS_NOT_FOUND) /* deleted just now */
+            code = ps_rpc_send(call, &out.message.base, err);
+        ps_run_message_done(&out);
+    }
+    ps_run_done(&run);
+    return code;
 }
 
 PS_HANDLER(ps_handle_list_runs)
@@ -226,6 +240,14 @@ PS_HANDLER(ps_handle_heartbeat)
         .points_sent = request->points_sent,
         .points_dropped = request->points_dropped,
         .spool_bytes = request->spool_bytes,
+        .points_waiting = request->points_waiting,
+        .points_replayed = request->points_replayed,
+        .rss_bytes = request->rss_bytes,
+        .has_clock_offset = request->wall_s != 0,
+        .clock_offset_s = request->wall_s != 0 ? request->wall_s - (double)ps_wall_ns() * 1e-9 : 0,
+        .lines = (const char *const *)request->log,
+        .line_count = request->n_log,
+        .first_line = request->first_line,
     };
     int state = 0;
     int code = ps_service_heartbeat(service, request->run, &beat, &state, err);
@@ -234,6 +256,43 @@ PS_HANDLER(ps_handle_heartbeat)
     Paramsync__V1__HeartbeatResponse response = PARAMSYNC__V1__HEARTBEAT_RESPONSE__INIT;
     response.state = (Paramsync__V1__RunState)state;
     return ps_rpc_send(call, &response.base, err);
+}
+
+PS_HANDLER(ps_handle_get_log)
+{
+    struct ps_service *service = context;
+    const Paramsync__V1__GetLogRequest *request = (const void *)message;
+    struct ps_log_list list;
+    int code = ps_need_run(request->run, err);
+    if (!code && request->rank < -1)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "rank: -1 means every rank, %d nothing", request->rank);
+    if (!code)
+        code = ps_store_list_log(service->store, request->run, request->attempt, request->rank,
+                                 request->lines, &list, err);
+    if (code)
+        return code;
+    Paramsync__V1__GetLogResponse response = PARAMSYNC__V1__GET_LOG_RESPONSE__INIT;
+    Paramsync__V1__LogLine *lines = calloc(list.count + 1, sizeof *lines);
+    Paramsync__V1__LogLine **pointers = calloc(list.count + 1, sizeof *pointers);
+    if (lines && pointers) {
+        for (size_t i = 0; i < list.count; i++) {
+            paramsync__v1__log_line__init(&lines[i]);
+            lines[i].rank = list.lines[i].rank;
+            lines[i].seq = list.lines[i].seq;
+            lines[i].text = ps_borrow(list.lines[i].text);
+            pointers[i] = &lines[i];
+        }
+        response.attempt = list.count ? list.lines[0].attempt : request->attempt;
+        response.lines = pointers;
+        response.n_lines = list.count;
+        code = ps_rpc_send(call, &response.base, err);
+    } else {
+        code = ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    free(lines);
+    free(pointers);
+    ps_log_list_done(&list);
+    return code;
 }
 
 /* ---- WatchRun ---- */

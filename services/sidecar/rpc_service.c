@@ -28,6 +28,7 @@ const struct ps_rpc_method ps_sidecar_methods[] = {
     METHOD("Runs", "DeleteRun", PS_RPC_UNARY, delete_run_request, delete_run_response, ps_handle_delete_run),
     METHOD("Runs", "Heartbeat", PS_RPC_UNARY, heartbeat_request, heartbeat_response, ps_handle_heartbeat),
     METHOD("Runs", "WatchRun", PS_RPC_SERVER_STREAM, watch_run_request, run_event, ps_handle_watch_run),
+    METHOD("Runs", "GetLog", PS_RPC_UNARY, get_log_request, get_log_response, ps_handle_get_log),
     METHOD("Metrics", "ReportEpoch", PS_RPC_UNARY, report_epoch_request, report_epoch_response,
            ps_handle_report_epoch),
     METHOD("Metrics", "ReportSteps", PS_RPC_BIDI, step_batch, step_ack, ps_handle_report_steps),
@@ -37,6 +38,8 @@ const struct ps_rpc_method ps_sidecar_methods[] = {
            ps_handle_get_confusion),
     METHOD("Checkpoints", "PutCheckpoint", PS_RPC_CLIENT_STREAM, put_checkpoint_request, checkpoint,
            ps_handle_put_checkpoint),
+    WAITING("Checkpoints", "RegisterCheckpoint", register_checkpoint_request, checkpoint,
+            ps_handle_register_checkpoint),
     METHOD("Checkpoints", "ListCheckpoints", PS_RPC_UNARY, list_checkpoints_request,
            list_checkpoints_response, ps_handle_list_checkpoints),
     METHOD("Checkpoints", "GetCheckpoint", PS_RPC_UNARY, get_checkpoint_request, checkpoint,
@@ -62,23 +65,15 @@ static enum ps_role needed_role(const char *path)
         const char *prefix;
         enum ps_role role;
     } rules[] = {
-        {"Runs/Get", PS_ROLE_READ},
-        {"Runs/List", PS_ROLE_READ},
-        {"Runs/Watch", PS_ROLE_READ},
-        {"Runs/CreateRun", PS_ROLE_WRITE},
-        {"Runs/FinishRun", PS_ROLE_WRITE},
-        {"Runs/Heartbeat", PS_ROLE_WRITE},
-        {"Metrics/Get", PS_ROLE_READ},
-        {"Metrics/Query", PS_ROLE_READ},
-        {"Metrics/Report", PS_ROLE_WRITE},
-        {"Checkpoints/Get", PS_ROLE_READ},
-        {"Checkpoints/List", PS_ROLE_READ},
-        {"Checkpoints/Pull", PS_ROLE_READ},
-        {"Checkpoints/Watch", PS_ROLE_READ},
-        {"Checkpoints/Put", PS_ROLE_WRITE},
-        {"Checkpoints/Register", PS_ROLE_WRITE},
-        {"Rendezvous/", PS_ROLE_WRITE},
-        {"Gate/", PS_ROLE_READ},
+        {"Runs/Get", PS_ROLE_READ},         {"Runs/List", PS_ROLE_READ},
+        {"Runs/Watch", PS_ROLE_READ},       {"Runs/CreateRun", PS_ROLE_WRITE},
+        {"Runs/FinishRun", PS_ROLE_WRITE},  {"Runs/UpdateRun", PS_ROLE_WRITE},
+        {"Runs/Heartbeat", PS_ROLE_WRITE},  {"Metrics/Get", PS_ROLE_READ},
+        {"Metrics/Query", PS_ROLE_READ},    {"Metrics/Report", PS_ROLE_WRITE},
+        {"Checkpoints/Get", PS_ROLE_READ},  {"Checkpoints/List", PS_ROLE_READ},
+        {"Checkpoints/Pull", PS_ROLE_READ}, {"Checkpoints/Watch", PS_ROLE_READ},
+        {"Checkpoints/Put", PS_ROLE_WRITE}, {"Checkpoints/Register", PS_ROLE_WRITE},
+        {"Rendezvous/", PS_ROLE_WRITE},     {"Gate/", PS_ROLE_READ},
     };
     static const char package[] = "/paramsync.v1.";
     if (strncmp(path, package, sizeof package - 1) != 0)
@@ -86,7 +81,7 @@ static enum ps_role needed_role(const char *path)
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!strncmp(path + sizeof package - 1, rules[i].prefix, strlen(rules[i].prefix)))
             return rules[i].role;
-    return PS_ROLE_ADMIN; /* UpdateRun, Delete..., and whatever nobody thought about */
+    return PS_ROLE_ADMIN; /* Delete..., and whatever nobody thought about */
 }
 
 int ps_sidecar_intercept(struct ps_rpc_call *call, void *context, struct ps_error *err)
@@ -99,8 +94,9 @@ int ps_sidecar_intercept(struct ps_rpc_call *call, void *context, struct ps_erro
         return ps_fail(err, PS_UNAUTHENTICATED,
                        token ? "the token is wrong" : "a token is needed: --token-file or PARAMSYNC_TOKEN");
     if (role < needed)
-        return ps_fail(err, PS_PERMISSION_DENIED, "this token may only %s, %s asks for a token with the role %s",
-                       ps_role_name(role), strrchr(ps_rpc_path(call), '/') + 1, ps_role_name(needed));
+        return ps_fail(err, PS_PERMISSION_DENIED,
+                       "this token may only %s, %s asks for a token with the role %s", ps_role_name(role),
+                       strrchr(ps_rpc_path(call), '/') + 1, ps_role_name(needed));
     return 0;
 }
 

@@ -5,10 +5,15 @@
 #include "services/base/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum {
     MAX_WORLD = 65536,
@@ -24,6 +29,8 @@ enum {
     MAX_EPOCH = 10000000,
     MAX_POINTS = 100000,
     MAX_NAME = 128,
+    MAX_LOG_LINE = 1000,
+    MAX_PATH = 4096,
 };
 
 static int no_memory(struct ps_error *err)
@@ -198,6 +205,26 @@ int ps_service_sweep(struct ps_service *service, struct ps_error *err)
     return result;
 }
 
+int ps_service_roll_up(struct ps_service *service, bool *ret_more, struct ps_error *err)
+{
+    char id[PS_RUN_ID_SIZE];
+    uint64_t dropped = 0;
+    *ret_more = false;
+    if (!(service->roll_up_after_s > 0))
+        return 0;
+    int64_t before = ps_wall_ns() - (int64_t)(service->roll_up_after_s * 1e9);
+    int code = ps_store_next_to_roll_up(service->store, before, id, err);
+    if (code || !*id)
+        return code;
+    code = ps_store_roll_up(service->store, id, &dropped, err);
+    if (code == PS_NOT_FOUND || code == PS_FAILED_PRECONDITION) /* deleted or gone on meanwhile */
+        code = 0;
+    else if (!code)
+        ps_log_info("run %s: rolled up, %llu step points fewer", id, (unsigned long long)dropped);
+    *ret_more = code == 0;
+    return code;
+}
+
 /* Every run that is alive by the store gets its full grace from now. */
 static int load_live(struct ps_service *service, struct ps_error *err)
 {
@@ -230,6 +257,15 @@ static bool in_catalogue(void *store, const char *sha256)
     return ps_store_get_blob(store, sha256, &blob, NULL, NULL) != PS_NOT_FOUND;
 }
 
+static int open_register_root(struct ps_service *service, const char *root, struct ps_error *err)
+{
+    service->register_root = realpath(root, NULL);
+    if (!service->register_root)
+        return ps_fail_errno(err, errno, "cannot use --register-root %s", root);
+    service->register_fd = open(service->register_root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return service->register_fd < 0 ? ps_fail_errno(err, errno, "cannot use --register-root %s", root) : 0;
+}
+
 int ps_service_open(const struct ps_service_config *config, struct ps_service **ret_service,
                     struct ps_error *err)
 {
@@ -237,10 +273,15 @@ int ps_service_open(const struct ps_service_config *config, struct ps_service **
     if (!service)
         return no_memory(err);
     pthread_mutex_init(&service->blobs_lock, NULL);
+    pthread_mutex_init(&service->pulls_lock, NULL);
+    service->keep_last = config->keep_last;
+    service->keep_best = config->keep_best;
+    service->roll_up_after_s = config->roll_up_after_s;
     service->clock = config->clock ? config->clock : &ps_clock_monotonic;
     service->lost_after_s = config->lost_after_s > 0 ? config->lost_after_s : 20;
     service->abandoned_after_s = config->abandoned_after_s > 0 ? config->abandoned_after_s : 600;
     service->started_ns = ps_wall_ns();
+    service->register_fd = -1;
     service->live = live_new(service->clock);
     service->hub = ps_hub_new();
     service->meetings = ps_meetings_new(service->clock);
@@ -266,6 +307,8 @@ int ps_service_open(const struct ps_service_config *config, struct ps_service **
             ps_log_notice("removed %zu checkpoint file%s (%llu bytes) that no run has", swept,
                           swept == 1 ? "" : "s", (unsigned long long)bytes);
     }
+    if (!code && config->register_root)
+        code = open_register_root(service, config->register_root, err);
     if (!code)
         code = load_live(service, err);
     if (code) {
@@ -286,7 +329,11 @@ struct ps_service *ps_service_free(struct ps_service *service)
     ps_meetings_free(service->meetings);
     live_free(service->live);
     pthread_mutex_destroy(&service->blobs_lock);
+    pthread_mutex_destroy(&service->pulls_lock);
     ps_access_free(service->access);
+    if (service->register_fd >= 0)
+        close(service->register_fd);
+    free(service->register_root);
     free(service);
     return NULL;
 }
@@ -468,6 +515,21 @@ int ps_service_heartbeat(struct ps_service *service, const char *run, const stru
         code = check_step(beat->points_dropped, "points_dropped", err);
     if (!code)
         code = check_step(beat->spool_bytes, "spool_bytes", err);
+    if (!code)
+        code = check_step(beat->points_waiting, "points_waiting", err);
+    if (!code)
+        code = check_step(beat->points_replayed, "points_replayed", err);
+    if (!code)
+        code = check_step(beat->rss_bytes, "rss_bytes", err);
+    if (!code && beat->has_clock_offset && !isfinite(beat->clock_offset_s))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "wall_s: %g is no time", beat->clock_offset_s);
+    if (!code && beat->line_count > PS_LOG_KEPT)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "log: %zu lines, at most %d are allowed", beat->line_count,
+                       PS_LOG_KEPT);
+    if (!code && beat->line_count && (beat->first_line < 1 || beat->first_line > INT64_MAX / 2))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "first_line: counts from 1");
+    for (size_t i = 0; !code && i < beat->line_count; i++)
+        code = check_size(beat->lines[i], MAX_LOG_LINE, "log", err);
     return code ? code : ps_store_heartbeat(service->store, run, beat, ret_state, err);
 }
 
@@ -544,6 +606,37 @@ int ps_service_append_steps(struct ps_service *service, const char *run, uint32_
 
 /* ---- Checkpoints ---- */
 
+static int delete_checkpoint(struct ps_service *service, const char *run, const char *sha256, bool announce,
+                             uint64_t *ret_bytes, struct ps_error *err);
+
+/* The digest of a file's bytes, and how many there are. */
+static int digest_file(int fd, char ret_sha256[PS_SHA256_HEX], uint64_t *ret_size, struct ps_error *err)
+{
+    enum { piece = 1 << 20 };
+    struct ps_sha256 *sha = ps_sha256_new();
+    unsigned char *buffer = malloc(piece);
+    int code = sha && buffer ? 0 : no_memory(err);
+    uint64_t at = 0;
+    while (!code) {
+        ssize_t n = pread(fd, buffer, piece, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            code = ps_fail_errno(err, errno, "cannot read the checkpoint");
+        if (n <= 0)
+            break;
+        ps_sha256_update(sha, buffer, (size_t)n);
+        at += (uint64_t)n;
+    }
+    if (!code) {
+        ps_sha256_hex(sha, ret_sha256);
+        *ret_size = at;
+    }
+    ps_sha256_free(sha);
+    free(buffer);
+    return code;
+}
+
 struct ps_upload {
     struct ps_service *service;
     char run_id[PS_RUN_ID_SIZE];
@@ -551,8 +644,21 @@ struct ps_upload {
     char *filename, *format;
     char sha256[PS_SHA256_HEX];
     uint64_t received;
+    bool known; /* nothing needs to be received */
     struct ps_blob_writer *writer;
 };
+
+static int check_header(const struct ps_new_checkpoint *header, struct ps_error *err)
+{
+    int code = check_epoch(header->epoch, err);
+    if (!code)
+        code = check_filename(header->filename, err);
+    if (!code)
+        code = check_format(header->format, err);
+    if (!code && header->has_accuracy)
+        code = check_accuracy(header->accuracy, err);
+    return code ? code : check_step(header->step, "step", err);
+}
 
 int ps_upload_begin(struct ps_service *service, const char *run, const struct ps_new_checkpoint *header,
                     struct ps_upload **ret_upload, struct ps_error *err)
@@ -560,19 +666,11 @@ int ps_upload_begin(struct ps_service *service, const char *run, const struct ps
     struct ps_run stored = {0};
     int code = check_run(run, err);
     if (!code)
-        code = check_epoch(header->epoch, err);
-    if (!code)
-        code = check_filename(header->filename, err);
-    if (!code)
-        code = check_format(header->format, err);
+        code = check_header(header, err);
     if (!code && (header->size < 1 || header->size > INT64_MAX))
         code = ps_fail(err, PS_INVALID_ARGUMENT, "size: must be at least 1 byte and below 2^63");
     if (!code && (!header->sha256 || !ps_sha256_hex_valid(header->sha256)))
         code = ps_fail(err, PS_INVALID_ARGUMENT, "sha256: must be 64 lower-case hexadecimal digits");
-    if (!code && header->has_accuracy)
-        code = check_accuracy(header->accuracy, err);
-    if (!code)
-        code = check_step(header->step, "step", err);
     if (!code)
         code = ps_store_get_run(service->store, run, &stored, err);
     if (!code && header->attempt > stored.attempt)
@@ -607,6 +705,22 @@ int ps_upload_begin(struct ps_service *service, const char *run, const struct ps
     return 0;
 }
 
+bool ps_upload_is_known(struct ps_upload *upload)
+{
+    struct ps_blob blob;
+    char now[PS_SHA256_HEX] = "";
+    uint64_t size = 0;
+    int fd;
+    if (ps_store_get_blob(upload->service->store, upload->sha256, &blob, NULL, NULL) || blob.registered ||
+        blob.size != upload->header.size ||
+        ps_blobs_read(upload->service->blobs, upload->sha256, blob.size, &fd, NULL))
+        return false;
+    /* One that has rotted on the disk is put right by what comes now. */
+    upload->known = !digest_file(fd, now, &size, NULL) && !strcmp(now, upload->sha256);
+    close(fd);
+    return upload->known;
+}
+
 int ps_upload_data(struct ps_upload *upload, uint64_t offset, const void *data, size_t size, uint32_t crc32c,
                    struct ps_error *err)
 {
@@ -625,15 +739,83 @@ int ps_upload_data(struct ps_upload *upload, uint64_t offset, const void *data, 
     return code;
 }
 
+/* ---- Which checkpoints stay ---- */
+
+/* A pull that is under way holds on to its content. */
+struct pulled {
+    struct pulled *next;
+    char sha256[PS_SHA256_HEX];
+    int count;
+};
+
+void ps_service_pulling(struct ps_service *service, const char *sha256, int change)
+{
+    pthread_mutex_lock(&service->pulls_lock);
+    struct pulled **at = &service->pulls;
+    while (*at && strcmp((*at)->sha256, sha256) != 0)
+        at = &(*at)->next;
+    if (!*at && change > 0 && (*at = calloc(1, sizeof **at))) /* without memory it is only less protected */
+        memcpy((*at)->sha256, sha256, PS_SHA256_HEX);
+    if (*at) {
+        (*at)->count += change;
+        if ((*at)->count <= 0) {
+            struct pulled *over = *at;
+            *at = over->next;
+            free(over);
+        }
+    }
+    pthread_mutex_unlock(&service->pulls_lock);
+}
+
+static bool is_pulled(struct ps_service *service, const char *sha256)
+{
+    pthread_mutex_lock(&service->pulls_lock);
+    const struct pulled *at = service->pulls;
+    while (at && strcmp(at->sha256, sha256) != 0)
+        at = at->next;
+    pthread_mutex_unlock(&service->pulls_lock);
+    return at != NULL;
+}
+
 /* Whether a is older than b: of an earlier attempt, or an earlier epoch of the same. */
 static bool older(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
 {
     return a->attempt != b->attempt ? a->attempt < b->attempt : a->epoch < b->epoch;
 }
 
-/* What resuming needs is as large as the weights or larger, and only the newest is ever asked for: that one
- * and the one before it stay (the newest pair may not be whole yet). Not worth failing an upload for. */
-static void prune_states(struct ps_service *service, const char *run)
+/* Whether a goes before b by accuracy: higher, then the earlier epoch. One without an accuracy is never
+ * better. */
+static bool better(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
+{
+    bool has = a->has_accuracy && !isnan(a->accuracy), other = b->has_accuracy && !isnan(b->accuracy);
+    if (!has || !other)
+        return has;
+    return a->accuracy != b->accuracy ? a->accuracy > b->accuracy : older(a, b);
+}
+
+/* Whether checkpoint i of the list may go, by the rules for its format. */
+static bool may_go(const struct ps_service *service, const struct ps_checkpoint_list *list, size_t i)
+{
+    const struct ps_checkpoint *c = &list->checkpoints[i];
+    const bool state = !strcmp(c->format, "state");
+    /* What resuming needs is as large as the weights or larger, and only the newest is ever asked for: that
+     * one and the one before it stay (the newest pair may not be whole yet). */
+    const size_t last = state ? 2 : service->keep_last, best = state ? 0 : service->keep_best;
+    if (!state && !last && !best)
+        return false;
+    size_t newer = 0, ahead = 0;
+    for (size_t k = 0; k < list->count; k++)
+        if (!strcmp(list->checkpoints[k].format, c->format)) {
+            newer += older(c, &list->checkpoints[k]);
+            ahead += better(&list->checkpoints[k], c);
+        }
+    bool is_best = !state && c->has_accuracy && !isnan(c->accuracy) && ahead < (best ? best : 1);
+    return newer >= (last ? last : 1) && !is_best;
+}
+
+/* After a checkpoint has come: lets go of those that the rules do not keep. Not worth failing an upload for.
+ */
+static void prune(struct ps_service *service, const char *run)
 {
     struct ps_error err = {0};
     struct ps_checkpoint_list list;
@@ -642,26 +824,25 @@ static void prune_states(struct ps_service *service, const char *run)
         ps_log_debug("%s", err.message);
         return;
     }
-    for (size_t i = 0; i < list.count; i++) {
-        size_t newer = 0;
-        for (size_t k = 0; k < list.count; k++)
-            newer += !strcmp(list.checkpoints[k].format, "state") &&
-                     older(&list.checkpoints[i], &list.checkpoints[k]);
-        if (!strcmp(list.checkpoints[i].format, "state") && newer >= 2 &&
-            ps_service_delete_checkpoint(service, run, list.checkpoints[i].sha256, &bytes, &err))
+    for (size_t i = 0; i < list.count; i++)
+        if (may_go(service, &list, i) && !is_pulled(service, list.checkpoints[i].sha256) &&
+            delete_checkpoint(service, run, list.checkpoints[i].sha256, false, &bytes, &err))
             ps_log_debug("%s", err.message);
-    }
     ps_checkpoint_list_done(&list);
 }
 
 int ps_upload_commit(struct ps_upload *upload, struct ps_checkpoint *ret_checkpoint, struct ps_error *err)
 {
     struct ps_service *service = upload->service;
-    int code = ps_blob_writer_seal(upload->writer, err);
+    int code = upload->known ? 0 : ps_blob_writer_seal(upload->writer, err);
     if (code)
         return code;
     pthread_mutex_lock(&service->blobs_lock);
-    code = ps_blob_writer_place(upload->writer, err);
+    struct ps_blob there;
+    if (!upload->known)
+        code = ps_blob_writer_place(upload->writer, err);
+    else if (ps_store_get_blob(service->store, upload->sha256, &there, NULL, NULL))
+        code = ps_fail(err, PS_ABORTED, "the content was deleted just now; put it again");
     if (!code) {
         code = ps_store_add_checkpoint(service->store, upload->run_id, &upload->header, ret_checkpoint, err);
         struct ps_blob blob;
@@ -670,8 +851,8 @@ int ps_upload_commit(struct ps_upload *upload, struct ps_checkpoint *ret_checkpo
             ps_blobs_remove(service->blobs, upload->sha256, NULL);
     }
     pthread_mutex_unlock(&service->blobs_lock);
-    if (!code && !strcmp(upload->header.format, "state"))
-        prune_states(service, upload->run_id);
+    if (!code)
+        prune(service, upload->run_id);
     return code;
 }
 
@@ -686,14 +867,158 @@ struct ps_upload *ps_upload_free(struct ps_upload *upload)
     return NULL;
 }
 
-int ps_service_read_blob(struct ps_service *service, const char *sha256, uint64_t size, int *ret_fd,
+/* ---- Registered checkpoints ---- */
+
+/* Opens what lies beneath the register root at path, whatever links and dots it holds: those that lead out of
+ * it end in an error. */
+static int open_beneath(const struct ps_service *service, const char *path, int *ret_fd, struct ps_error *err)
+{
+    struct open_how how = {.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,
+                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+    struct stat st;
+    int fd = (int)syscall(SYS_openat2, service->register_fd, path, &how, sizeof how);
+    if (fd < 0 && errno == EXDEV)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "path: %.500s leads out of the sidecar's --register-root",
+                       path);
+    if (fd < 0 && errno == ENOENT)
+        return ps_fail(err, PS_NOT_FOUND, "path: there is no %.500s beneath the sidecar's --register-root",
+                       path);
+    if (fd < 0)
+        return ps_fail_errno(err, errno, "path: cannot open %.500s", path);
+    int code = fstat(fd, &st) ? ps_fail_errno(err, errno, "path: cannot read %.500s", path) : 0;
+    if (!code && !S_ISREG(st.st_mode))
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "path: %.500s is no regular file", path);
+    if (code) {
+        close(fd);
+        return code;
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+/* The path relative to the register root, of an absolute one that lies beneath it too. */
+static int relative_path(const struct ps_service *service, const char *path, const char **ret_path,
                          struct ps_error *err)
 {
-    int code = ps_blobs_read(service->blobs, sha256, size, ret_fd, err);
-    if (code != PS_NOT_FOUND)
+    size_t root = strlen(service->register_root);
+    if (!*path || strlen(path) > MAX_PATH)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "path: must have 1 to %d bytes", MAX_PATH);
+    if (*path == '/') {
+        if (strncmp(path, service->register_root, root) != 0 || path[root == 1 ? 0 : root] != '/')
+            return ps_fail(err, PS_INVALID_ARGUMENT,
+                           "path: %.500s does not lie beneath the sidecar's"
+                           " --register-root %.200s",
+                           path, service->register_root);
+        path += root;
+        path += strspn(path, "/");
+    }
+    *ret_path = path;
+    return 0;
+}
+
+int ps_service_register(struct ps_service *service, const char *run, const char *path,
+                        const struct ps_new_checkpoint *header, struct ps_checkpoint *ret_checkpoint,
+                        struct ps_error *err)
+{
+    if (!service->register_root)
+        return ps_fail(
+            err, PS_FAILED_PRECONDITION,
+            "this sidecar takes no checkpoints by their path: start it with --register-root DIR, or use"
+            " PutCheckpoint");
+    struct ps_new_checkpoint checkpoint = *header;
+    const char *relative = NULL;
+    int code = check_run(run, err);
+    if (!code)
+        code = relative_path(service, path, &relative, err);
+    if (code)
         return code;
-    return ps_fail(err, PS_DATA_LOSS,
-                   "the file of the checkpoint with sha256 %.64s is gone from the data directory", sha256);
+    const char *slash = strrchr(relative, '/');
+    if (!checkpoint.filename || !*checkpoint.filename)
+        checkpoint.filename = slash ? slash + 1 : relative;
+    const char *dot = strrchr(checkpoint.filename, '.');
+    if (!checkpoint.format || !*checkpoint.format)
+        checkpoint.format = dot ? dot + 1 : "";
+    if (checkpoint.sha256 && *checkpoint.sha256 && !ps_sha256_hex_valid(checkpoint.sha256))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "sha256: must be 64 lower-case hexadecimal digits");
+    code = check_header(&checkpoint, err);
+    struct ps_run stored;
+    if (!code && !(code = ps_store_get_run(service->store, run, &stored, err))) /* before the file is read */
+        ps_run_done(&stored);
+    int fd = -1;
+    char sha256[PS_SHA256_HEX];
+    if (!code)
+        code = open_beneath(service, relative, &fd, err);
+    if (!code)
+        code = digest_file(fd, sha256, &checkpoint.size, err);
+    if (fd >= 0)
+        close(fd);
+    if (!code && !checkpoint.size)
+        code = ps_fail(err, PS_INVALID_ARGUMENT, "path: %.500s is empty", path);
+    if (!code && checkpoint.sha256 && *checkpoint.sha256 && strcmp(checkpoint.sha256, sha256) != 0)
+        code = ps_fail(err, PS_DATA_LOSS, "sha256: %.64s was announced, the file has %s", checkpoint.sha256,
+                       sha256);
+    if (code)
+        return code;
+    checkpoint.sha256 = sha256;
+    checkpoint.path = relative;
+    pthread_mutex_lock(&service->blobs_lock);
+    code = ps_store_add_checkpoint(service->store, run, &checkpoint, ret_checkpoint, err);
+    pthread_mutex_unlock(&service->blobs_lock);
+    if (!code)
+        prune(service, run);
+    return code;
+}
+
+/* A registered file is what it was, or this fails. */
+static int read_registered(struct ps_service *service, const char *path, const char *sha256, uint64_t size,
+                           bool verify, int *ret_fd, struct ps_error *err)
+{
+    struct stat st;
+    int fd = -1;
+    if (!service->register_root)
+        return ps_fail(
+            err, PS_FAILED_PRECONDITION,
+            "the checkpoint lies beside the store, at %.500s: start the sidecar with the --register-root"
+            " that it was registered under",
+            path);
+    int code = open_beneath(service, path, &fd, err);
+    if (code == PS_NOT_FOUND)
+        return ps_fail(err, PS_DATA_LOSS, "the registered file %.500s is gone", path);
+    if (code)
+        return code;
+    char now[PS_SHA256_HEX] = "";
+    uint64_t bytes = 0;
+    if (fstat(fd, &st))
+        code = ps_fail_errno(err, errno, "cannot read the registered file %.500s", path);
+    else if ((uint64_t)st.st_size != size)
+        code = ps_fail(err, PS_DATA_LOSS,
+                       "the registered file %.500s has changed: it has %lld bytes instead of %llu", path,
+                       (long long)st.st_size, (unsigned long long)size);
+    else if (verify && !(code = digest_file(fd, now, &bytes, err)) && strcmp(now, sha256) != 0)
+        code =
+            ps_fail(err, PS_DATA_LOSS, "the registered file %.500s has changed: its sha256 is %s, not %.64s",
+                    path, now, sha256);
+    if (code) {
+        close(fd);
+        return code;
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+int ps_service_read_blob(struct ps_service *service, const char *sha256, uint64_t size, bool verify,
+                         int *ret_fd, struct ps_error *err)
+{
+    char *path = NULL;
+    int code = ps_store_get_blob_path(service->store, sha256, &path, err);
+    if (!code && path)
+        code = read_registered(service, path, sha256, size, verify, ret_fd, err);
+    else if (!code && (code = ps_blobs_read(service->blobs, sha256, size, ret_fd, err)) == PS_NOT_FOUND)
+        code =
+            ps_fail(err, PS_DATA_LOSS,
+                    "the file of the checkpoint with sha256 %.64s is gone from the data directory", sha256);
+    free(path);
+    return code;
 }
 
 /* Called with the lock held. The rows are gone already, so a file that can't be removed is only worth a
@@ -703,6 +1028,8 @@ static uint64_t remove_files(struct ps_service *service, const struct ps_blob_li
     uint64_t bytes = 0;
     for (size_t i = 0; i < orphans->count; i++) {
         struct ps_error err = {0};
+        if (orphans->blobs[i].registered)
+            continue;
         if (ps_blobs_remove(service->blobs, orphans->blobs[i].sha256, &err))
             ps_log_debug("%s", err.message);
         else
@@ -728,8 +1055,8 @@ int ps_service_delete_run(struct ps_service *service, const char *run, uint64_t 
     return code;
 }
 
-int ps_service_delete_checkpoint(struct ps_service *service, const char *run, const char *sha256,
-                                 uint64_t *ret_bytes, struct ps_error *err)
+static int delete_checkpoint(struct ps_service *service, const char *run, const char *sha256, bool announce,
+                             uint64_t *ret_bytes, struct ps_error *err)
 {
     int code = check_run(run, err);
     if (!code && !ps_sha256_hex_valid(sha256))
@@ -738,11 +1065,17 @@ int ps_service_delete_checkpoint(struct ps_service *service, const char *run, co
         return code;
     struct ps_blob_list orphans;
     pthread_mutex_lock(&service->blobs_lock);
-    code = ps_store_delete_checkpoint(service->store, run, sha256, &orphans, err);
+    code = ps_store_delete_checkpoint(service->store, run, sha256, announce, &orphans, err);
     if (!code) {
         *ret_bytes = remove_files(service, &orphans);
         ps_blob_list_done(&orphans);
     }
     pthread_mutex_unlock(&service->blobs_lock);
     return code;
+}
+
+int ps_service_delete_checkpoint(struct ps_service *service, const char *run, const char *sha256,
+                                 uint64_t *ret_bytes, struct ps_error *err)
+{
+    return delete_checkpoint(service, run, sha256, true, ret_bytes, err);
 }

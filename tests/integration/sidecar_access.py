@@ -11,8 +11,8 @@ MODULES = (runs, metrics, checkpoints, gate, rendezvous)
 TOKENS = {"read": "looker-5b1c", "write": "trainer-77aa", "admin": "chief-0f0f"}
 # What each method asks for; a method that is missing here fails the test.
 ROLES = {
-    "Runs": {"CreateRun": "write", "GetRun": "read", "ListRuns": "read", "UpdateRun": "admin", "FinishRun": "write",
-             "DeleteRun": "admin", "Heartbeat": "write", "WatchRun": "read"},
+    "Runs": {"CreateRun": "write", "GetRun": "read", "ListRuns": "read", "UpdateRun": "write", "FinishRun": "write",
+             "DeleteRun": "admin", "Heartbeat": "write", "WatchRun": "read", "GetLog": "read"},
     "Metrics": {"ReportEpoch": "write", "ReportSteps": "write", "QuerySeries": "read", "GetConfusion": "read"},
     "Checkpoints": {"PutCheckpoint": "write", "RegisterCheckpoint": "write", "ListCheckpoints": "read",
                     "GetCheckpoint": "read", "PullCheckpoint": "read", "WatchCheckpoints": "read",

@@ -29,8 +29,8 @@ static void test_roles(void **state)
     assert_int_equal(ps_access_role(access, "looker"), PS_ROLE_READ);
     assert_int_equal(ps_access_role(access, "trainer"), PS_ROLE_WRITE);
     assert_int_equal(ps_access_role(access, "chief"), PS_ROLE_ADMIN);
-    static const char *const wrong[] = {NULL,      "",       "s3cre", "s3crets", "S3cret",
-                                        "s3crex", "read looker", "read",  "#"};
+    static const char *const wrong[] = {NULL,          "",     "s3cre", "s3crets", "S3cret", "s3crex",
+                                        "read looker", "read", "#"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(ps_access_role(access, wrong[i]), PS_ROLE_NONE);
     ps_access_free(access);

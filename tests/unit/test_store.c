@@ -912,10 +912,10 @@ static void test_delete(void **state)
     ok(ps_store_get_blob(f->store, hex, &blob, &filename, &err));
     assert_string_equal(filename, "epoch_1.safetensors");
     free(filename);
-    ok(ps_store_delete_checkpoint(f->store, "other", hex, &orphans, &err));
+    ok(ps_store_delete_checkpoint(f->store, "other", hex, true, &orphans, &err));
     assert_int_equal(orphans.count, 1);
     ps_blob_list_done(&orphans);
-    fails(PS_NOT_FOUND, "sha256", ps_store_delete_checkpoint(f->store, "other", hex, &orphans, &err));
+    fails(PS_NOT_FOUND, "sha256", ps_store_delete_checkpoint(f->store, "other", hex, true, &orphans, &err));
     fails(PS_NOT_FOUND, "sha256", ps_store_get_blob(f->store, hex, &blob, NULL, &err));
     /* The name is free again. */
     struct ps_run run = create(f, "r", false);
