@@ -32,7 +32,8 @@ struct ps_report_config {
     const char
         *run_id; /* other ranks; "": not known yet (see ps_report_join), then all here outlives the report */
     uint32_t attempt; /* other ranks */
-    const char *spool_dir; /* where records wait on the disk while the sidecar is away; NULL: in memory only */
+    const char
+        *spool_dir; /* where records wait on the disk while the sidecar is away; NULL: in memory only */
 };
 
 struct ps_report_epoch {
