@@ -474,6 +474,7 @@ static int evaluate(struct loop *l, int epoch, struct epoch_sums *sums, struct p
     for (int k = 0; k < classes; k++)
         sums->val_correct += l->confusion[(size_t)k * (size_t)classes + (size_t)k];
     sums->eval_s = ps_monotonic_s() - begin;
+    ps_report_point(c->report, "evaluation_s", l->step, sums->eval_s, elapsed(l));
     trace(l, "evaluation", begin, "epoch", epoch);
     return code;
 }
@@ -743,6 +744,7 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
         trace(l, "checkpoint", saving, "epoch", epoch);
         if (code)
             return code;
+        ps_report_point(l->c->report, "checkpoint_s", l->step, ps_monotonic_s() - saving, elapsed(l));
         ps_log_notice("epoch %d of %lld: %.1f img/s at %d pixels, training %.1f s, test %.1f s", epoch,
                       (long long)l->o->epochs, sums.seen / sums.train_s,
                       ps_resolution_at(&l->o->resolutions, epoch), sums.train_s, sums.eval_s);
