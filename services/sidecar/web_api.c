@@ -5,6 +5,7 @@
 #include "services/base/clock.h"
 #include "services/base/text.h"
 #include "services/compare/compare.h"
+#include "services/sidecar/web_ranks.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -503,9 +504,15 @@ static int get_checkpoints(struct ps_web_api *api, const char *id, json_t **ret,
 static int get_ranks(struct ps_web_api *api, const char *id, const struct ps_web_request *request,
                      json_t **ret, struct ps_error *err)
 {
-    int64_t attempt;
+    int64_t attempt, bins, from, to;
     struct ps_rank_list list = {0};
     int rc = whole(request, "attempt", 0, UINT32_MAX, 0, &attempt, err);
+    if (rc == 0)
+        rc = whole(request, "bins", 0, 1000, 0, &bins, err);
+    if (rc == 0)
+        rc = whole(request, "from", 0, INT64_MAX, 0, &from, err);
+    if (rc == 0)
+        rc = whole(request, "to", 0, INT64_MAX, 0, &to, err);
     if (rc == 0)
         rc = ps_store_list_ranks(api->service->store, id, (uint32_t)attempt, &list, err);
     if (rc < 0)
@@ -527,6 +534,13 @@ static int get_ranks(struct ps_web_api *api, const char *id, const struct ps_web
     }
     put(o, "ranks", array);
     ps_rank_list_done(&list);
+    if (bins) {
+        rc = ps_web_ranks(api->service->store, id, (uint64_t)from, (uint64_t)to, (size_t)bins, o, err);
+        if (rc < 0) {
+            json_decref(o);
+            return rc;
+        }
+    }
     *ret = o;
     return 0;
 }

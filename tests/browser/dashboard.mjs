@@ -42,7 +42,7 @@ const steps = {
     await page.goto(url);
     const row = (id) => page.locator(`tr[data-run="${id}"]`);
     await row(ids.single).waitFor();
-    assert.equal(await page.locator("tbody tr").count(), 4);
+    assert.equal(await page.locator("tbody tr").count(), 5);
     const single = facts.runs.single;
     const cell = (id, column) => row(id).locator(`td[data-column="${column}"]`).innerText();
     assert.match(await cell(ids.single, "state"), /finished/);
@@ -72,15 +72,15 @@ const steps = {
   async "search, filter, sort and selection live in the address"(page) {
     await page.goto(url);
     await page.locator("tbody tr").first().waitFor();
-    await page.locator("#search").fill("DP-");
+    await page.locator("#search").fill("DP-2");
     await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
-    assert.match(page.url(), /q=DP-/);
+    assert.match(page.url(), /q=DP-2/);
     await page.locator("#search").fill("");
-    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 4);
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 5);
     await page.getByRole("button", { name: "failed", exact: true }).click();
     await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
     await page.getByRole("button", { name: "All", exact: true }).click();
-    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 4);
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 5);
     await page.getByRole("button", { name: "img/s" }).click();
     const rates = await page.locator('td[data-column="rate"]').allInnerTexts();
     const numbers = rates.map((text) => Number(text.replace(/\s/g, "")));
@@ -139,6 +139,22 @@ const steps = {
     await page.keyboard.press("ArrowRight");
     await page.waitForFunction(() => document.querySelector(".legend-value")?.textContent.includes("@"));
   },
+  async "the rank that the others wait for is named and shown"(page) {
+    await page.goto(`${url}#/run/${ids.sixteen}`);
+    await page.getByRole("link", { name: "Ranks", exact: true }).click();
+    await page.getByText("Rank 5 holds the others up").waitFor();
+    assert.equal(await page.locator(".heat").count(), 2);
+    for (const count of await drawn(page, ".heat canvas")) assert.ok(count > 10000, `only ${count} pixels`);
+    assert.equal(await page.locator(".stacks .bar-row").count(), 16);
+    // By keyboard: the cell's figure is written out.
+    await page.locator(".heat").first().focus();
+    for (let i = 0; i < 5; i++) await page.keyboard.press("ArrowDown");
+    await page.keyboard.press("ArrowRight");
+    assert.match(await page.locator(".heat-under").first().innerText(), /^rank 4 · Step \d+.* · 100 ms$/);
+    await shot(page, "ranks-light");
+    await page.goto(`${url}#/run/${ids.single}/ranks`);
+    await page.getByText("cannot be said").waitFor();
+  },
   async "a live run moves by itself, in list and page"(page, browser) {
     const list = watch(await browser.context.newPage());
     await list.goto(url);
@@ -184,7 +200,7 @@ async function accessible(page, name) {
   assert.deepEqual(told, [], `${name}: accessibility`);
 }
 async function everyPageAccessible(page) {
-  for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1`], ["run", `${url}#/run/${ids.double}`]]) {
+  for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`]]) {
     await page.goto("about:blank");
     await page.goto(address);
     await page.locator(name === "runs" ? "tbody tr" : "canvas").first().waitFor();
@@ -298,7 +314,7 @@ try {
   await variant("axe finds nothing, light", {}, everyPageAccessible);
   await variant("axe finds nothing, dark", { dark: true }, everyPageAccessible);
   await variant("360 pixels are enough", { width: 360, height: 740, language: "zh-CN" }, async (page) => {
-    for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1,sample-16`], ["run", `${url}#/run/${ids.double}`]]) {
+    for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1,sample-16`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`]]) {
       await page.goto(address);
       await page.locator(name === "runs" ? "tbody tr" : "canvas").first().waitFor();
       await page.waitForTimeout(200);

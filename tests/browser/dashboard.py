@@ -14,6 +14,7 @@ import sys
 SOURCE = pathlib.Path(os.environ["PS_SOURCE"])
 BUILD = pathlib.Path(os.environ["PS_BUILD"])
 sys.path.insert(0, str(SOURCE / "tests/integration"))
+from http_api import step_times  # noqa: E402
 from http_world import Sidecar, skip  # noqa: E402
 
 TOKEN = "a-token+with/signs&more="
@@ -74,8 +75,13 @@ def main():
         live = sidecar.create("live", 2, config={**options, "lr": 0.02, "world_size": 2}, **job)
         curve(sidecar, live, 3, 21, 2300, 3)
 
+        sixteen = sidecar.create("dp-16", 16, config={**options, "lr": 0.16, "world_size": 16}, **job)
+        curve(sidecar, sixteen, 20, 3.4, 15200, 4)
+        step_times(sidecar, sixteen, 16, late=5)
+        sidecar.finish(sixteen.id, elapsed=69)
+
         facts = dict(guarded=f"http://127.0.0.1:{guarded.port}/", token=TOKEN, grpc=sidecar.grpc_port, url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
-                     ids=dict(single=single.id, double=double.id, bad=bad.id, live=live.id),
+                     ids=dict(single=single.id, double=double.id, bad=bad.id, live=live.id, sixteen=sixteen.id),
                      compare=sidecar.json(f"/api/v1/compare?runs={single.id},{double.id}")["rows"],
                      runs={r["name"]: r for r in sidecar.json("/api/v1/runs")["runs"]})
         node = subprocess.Popen(["node", "dashboard.mjs", json.dumps(facts)], cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -96,6 +96,37 @@ def hostile(sidecar):
     check(sidecar.get("/" + "a" * 5000)[0] == 414)
 
 
+def step_times(sidecar, run, world, late=None, steps=300, extra=0.03):
+    """Step times of a run whose ranks wait for the late one from the middle on."""
+    for rank in range(world):
+        points = []
+        for i in range(1, steps + 1):
+            slow = extra if late is not None and i > steps // 2 else 0
+            mine = slow if rank == late else 0
+            points += [("compute_s", i, 0.1 + mine, i * 0.1), ("allreduce_wait_s", i, 0.01 + slow - mine, i * 0.1), ("input_wait_s", i, 0.002, i * 0.1)]
+        points += [("evaluation_s", steps, 1.5, steps * 0.1)] + ([("checkpoint_s", steps, 0.6, steps * 0.1)] if rank == 0 else [])
+        sidecar.steps(run.id, points, rank=rank)
+
+
+def ranks(sidecar):
+    run = sidecar.create("sixteen", 16)
+    empty = sidecar.json(f"/api/v1/runs/{run.id}/ranks?bins=10")
+    check(empty["verdict"]["state"] == "abstain" and empty["verdict"]["reason"] == "few_steps" and empty["heat"] == [], empty)
+    step_times(sidecar, run, 16, late=5)
+    got = sidecar.json(f"/api/v1/runs/{run.id}/ranks?bins=10")
+    check(got["verdict"]["state"] == "critical" and [one["rank"] for one in got["verdict"]["late"]] == [5], got["verdict"])
+    check(got["verdict"]["late"][0]["cause"] == "compute" and abs(got["verdict"]["late"][0]["lateness"] - 0.03 / 0.142) < 1e-6, got["verdict"])
+    check((got["verdict"]["from_step"], got["verdict"]["to_step"]) == (101, 300), got["verdict"])
+    check(got["bin_steps"] == [1, 31, 61, 91, 121, 151, 181, 211, 241, 271], got["bin_steps"])
+    check(len(got["heat"]) == 16 and got["heat"][5]["compute_s"] == [0.1] * 5 + [0.13] * 5, got["heat"][5])
+    check(abs(got["split"][0]["checkpoint_s"] - 0.002) < 1e-12 and got["split"][1]["checkpoint_s"] == 0, got["split"])
+    check(abs(got["split"][3]["evaluation_s"] - 0.005) < 1e-12, got["split"])
+    before = sidecar.json(f"/api/v1/runs/{run.id}/ranks?bins=10&to=150")
+    check(before["verdict"]["state"] == "even", before["verdict"])
+    check(sidecar.get(f"/api/v1/runs/{run.id}/ranks?bins=1001")[0] == 400)
+    check(sidecar.get("/api/v1/runs/nobody/ranks?bins=5")[0] == 404)
+
+
 class Stream:
     """Reads server-sent events."""
 
@@ -229,7 +260,7 @@ def described(sidecar, run):
         address = path.replace("{run}", run.id).lstrip("/")
         if path.endswith("/compare"):
             address += f"?runs={run.id},sample-1"
-        for suffix in ["", "?name=loss&max_points=10"] if path.endswith("/series") else [""]:
+        for suffix in {"series": ["", "?name=loss&max_points=10"], "ranks": ["", "?bins=4"]}.get(path.rsplit("/", 1)[1], [""]):
             fits(sidecar.json("/" + address + suffix), content["application/json"]["schema"], path)
             asked += 1
     check(asked >= 10, asked)
@@ -255,6 +286,7 @@ def main():
         run = figures(sidecar)
         downloads(sidecar, run)
         hostile(sidecar)
+        ranks(sidecar)
         described(sidecar, run)
         events(sidecar)
         metrics(sidecar)

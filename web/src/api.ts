@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { Confusion } from "./confusion.ts";
-import type { Checkpoint, Comparison, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
+import type { Checkpoint, Comparison, Ranks, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
 
 // Sent to the window when the sidecar no longer takes what we show it (a new token, a new browser).
 export const LOGIN_NEEDED = "paramsync-login-needed";
@@ -79,6 +79,7 @@ export async function getConfusion(run: string, signal?: AbortSignal): Promise<C
     throw error;
   }
 }
+export const getRanks = (run: string, bins: number, signal?: AbortSignal): Promise<Ranks> => get(`runs/${id(run)}/ranks?bins=${bins}`, signal);
 export const getEvents = (run: string, signal?: AbortSignal): Promise<{ events: RunEvent[] }> =>
   get(`runs/${id(run)}/events`, signal);
 export const compareRuns = (runs: readonly string[], target: number, signal?: AbortSignal): Promise<Comparison> =>

@@ -6,6 +6,7 @@ import { h, replace } from "./dom.ts";
 import { relative } from "./format.ts";
 import { currentLanguage, setLanguage, t } from "./i18n.ts";
 import { onLiveState, startLive, type LiveState } from "./live.ts";
+import { ranksPage } from "./ranks.ts";
 import { runPage } from "./run.ts";
 import { runsPage } from "./runs.ts";
 import { empty, type Page } from "./ui.ts";
@@ -58,8 +59,10 @@ function route(): void {
   const [path = "/", query = ""] = location.hash.replace(/^#/, "").split("?", 2);
   const params = new URLSearchParams(query);
   const run = /^\/run\/([^/]+)$/.exec(path);
+  const ranks = /^\/run\/([^/]+)\/ranks$/.exec(path);
   if (path === "/" || path === "") show(runsPage(params));
   else if (run) show(runPage(safeDecode(run[1] ?? ""), params));
+  else if (ranks) show(ranksPage(safeDecode(ranks[1] ?? "")));
   else if (path === "/compare") show(comparePage(params));
   else show({ node: empty(t("not_found"), h("p", {}, h("a", { href: "#/" }, t("back")))), title: "404", destroy: () => undefined });
 }

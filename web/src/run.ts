@@ -9,7 +9,7 @@ import { t, word, type Key } from "./i18n.ts";
 import { onEvent } from "./live.ts";
 import { points, remaining, shellQuote } from "./math.ts";
 import type { Checkpoint, Epochs, Num, Run, RunEvent, SeriesAnswer } from "./types.ts";
-import { badge, copyButton, failure, loading, panel, scroller, throttle, when, whenBoth, type Page } from "./ui.ts";
+import { badge, copyButton, failure, loading, panel, runTabs, scroller, throttle, when, whenBoth, type Page } from "./ui.ts";
 
 const XS: readonly XKind[] = ["epoch", "step", "elapsed", "wall"];
 const GRPC_PORT = 50051; // what `paramsync` tries on this machine when it is told nothing
@@ -188,7 +188,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     const r = run;
     replace(title, h("a", { class: "crumb", href: "#/" }, "← ", t("back")),
       h("div", { class: "title-row" }, h("h1", {}, r.name), badge(r.state),
-        r.reason && h("span", { class: "soft" }, r.reason)));
+        r.reason && h("span", { class: "soft" }, r.reason)), runTabs(id, "overview"));
     const epochs = answer?.epochs;
     const left = r.state === "running" && epochs ? remaining(epochs.epoch, epochs.elapsed_s.map((e) => num(e) ?? NaN), r.epochs_planned) : null;
     replace(progress, r.epochs_planned > 0 && [

@@ -140,3 +140,34 @@ export interface Comparison {
   reference: string;
   rows: CompareRow[];
 }
+
+export interface RankBeat {
+  attempt: number;
+  rank: number;
+  step: number;
+  elapsed_s: Num;
+  points_sent: number;
+  points_dropped: number;
+  spool_bytes: number;
+  last_seq: number;
+  last_seen_at: string | null;
+}
+export interface RankLate {
+  rank: number;
+  lateness: number;
+  own: number;
+  cause: "compute" | "input";
+}
+export interface Ranks {
+  ranks: RankBeat[];
+  // Only with bins:
+  world_size?: number;
+  first_step?: number | null;
+  last_step?: number | null;
+  sampled?: boolean;
+  bin_steps?: number[];
+  bin_elapsed_s?: (Num | null)[];
+  heat?: { rank: number; compute_s?: (Num | null)[]; allreduce_wait_s?: (Num | null)[]; input_wait_s?: (Num | null)[] }[];
+  split?: { rank: number; steps: number; compute_s: Num; allreduce_wait_s: Num; input_wait_s: Num; evaluation_s: Num; checkpoint_s: Num }[];
+  verdict?: { state: "abstain" | "even" | "warn" | "critical"; reason: string; step_s: number; from_step: number; to_step: number; late: RankLate[] };
+}

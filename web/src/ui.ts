@@ -45,6 +45,13 @@ export function copyButton(text: string, label: string): HTMLElement {
   return button;
 }
 
+// The pages of one run.
+export function runTabs(id: string, current: "overview" | "ranks"): HTMLElement {
+  const base = `#/run/${encodeURIComponent(id)}`;
+  return h("nav", { class: "tabs", "aria-label": t("run") }, ([["overview", base], ["ranks", `${base}/ranks`]] as const).map(([name, href]) =>
+    h("a", { href, "aria-current": name === current ? "page" : null }, t(name))));
+}
+
 export function panel(title: string, ...children: Child[]): HTMLElement {
   return h("section", { class: "panel" }, h("h2", {}, title), children);
 }
