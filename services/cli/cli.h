@@ -115,6 +115,15 @@ int cli_fetch(const struct cli_common *settings, struct paramsync_client **clien
 void cli_run_done(struct cli_run *run);
 json_t *cli_export_json(const struct paramsync_run *run, const struct paramsync_metrics *metrics);
 
+/* `paramsync pull --follow`: keeps DIR/current at the checkpoint that selector (latest or best) names until
+ * the run has ended. */
+int cli_follow(const struct cli_common *common, struct paramsync_client *client, const char *run,
+               const char *dir, const struct paramsync_selector *selector,
+               const struct paramsync_pull_options *options, struct ps_error *err);
+/* `paramsync export --store`: copies the store (a data directory or the database in it) to a new folder
+ * (NULL: does not), and with check looks at all of the copy, or of the store itself. */
+int cli_store_export(const char *store, const char *to, bool check, bool json, struct ps_error *err);
+
 /* The gate's verdict for people and machines. names: what was judged; baseline may be NULL. */
 struct cli_gate_report {
     const struct ps_gate_result *result;

@@ -11,8 +11,9 @@
 
 struct export_settings {
     struct cli_common common;
-    const char *format, *output, *series;
+    const char *format, *output, *series, *store;
     int64_t max_points;
+    bool check;
 };
 
 static const struct ps_option rows[] = {
@@ -43,13 +44,26 @@ static const struct ps_option rows[] = {
      .offset = offsetof(struct export_settings, output),
      .value = "FILE",
      .help = "write there instead of standard output"},
+    {.name = "store",
+     .type = PS_TYPE_STRING,
+     .offset = offsetof(struct export_settings, store),
+     .value = "DIR",
+     .help =
+         "instead of a run: copy the whole store of this data directory, in use or not, to the new folder -o",
+     .group = "Whole stores"},
+    {.name = "check",
+     .type = PS_TYPE_BOOL,
+     .offset = offsetof(struct export_settings, check),
+     .help = "look at everything in the copy (without -o: in the store itself): pages, points, digests"},
+    CLI_JSON_ROW(struct export_settings, "of a store: print what was done as JSON"),
     CLI_CONNECTION_ROWS(struct export_settings),
 };
 static const struct ps_options table_of_options = {
     .program = "paramsync export",
-    .usage = "RUN [--format json|csv] [--series NAME] [-o FILE]",
+    .usage = "RUN [--format json|csv] [--series NAME] [-o FILE]  |  --store DIR -o DIR",
     .example = "paramsync export release-1 -o baselines/release-1.json\n"
-               "paramsync gate nightly --min-accuracy 0.8 --baseline baselines/release-1.json",
+               "paramsync gate nightly --min-accuracy 0.8 --baseline baselines/release-1.json\n"
+               "paramsync export --store /var/lib/paramsync -o backup-1 --check",
     .about = "Writes a run's epochs (and a series) as JSON or CSV. The JSON is what `paramsync gate "
              "--baseline FILE` "
              "reads: a baseline that can be kept in version control. NaN and infinities are strings in JSON.",
@@ -138,9 +152,17 @@ static int export_main(int argc, char **argv, struct ps_error *err)
     struct paramsync_metrics *metrics = NULL;
     struct paramsync_error outer = {0};
     int words;
-    int code = cli_parse(&table_of_options, &settings.common, argc, argv, 1, 1, &words, err);
+    int code = cli_parse(&table_of_options, &settings.common, argc, argv, 0, 1, &words, err);
     if (code)
         return code > 0 ? 0 : code;
+    if (settings.store && words)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--store copies the whole store: name no run");
+    if (settings.store)
+        return cli_store_export(settings.store, settings.output, settings.check, settings.common.json, err);
+    if (!words)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "name a run, or --store DIR");
+    if (settings.check)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--check goes with --store");
     code = cli_connect(&settings.common, &client, err);
     if (!code && (paramsync_get_run(client, argv[1], &run, &outer) ||
                   paramsync_query(client, run->id, settings.series, -1, (uint32_t)settings.max_points,

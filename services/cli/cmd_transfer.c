@@ -81,7 +81,7 @@ struct pull_settings {
     struct cli_common common;
     bool latest, best;
     int64_t epoch;
-    const char *format, *sha256, *output;
+    const char *format, *sha256, *output, *follow, *tensors, *dtype, *limit_rate;
 };
 
 static const struct ps_option pull_rows[] = {
@@ -118,13 +118,37 @@ static const struct ps_option pull_rows[] = {
      .value = "FILE",
      .help = "file or folder to write to; without it, the checkpoint's own name here",
      .group = "Output"},
+    {.name = "follow",
+     .type = PS_TYPE_STRING,
+     .offset = offsetof(struct pull_settings, follow),
+     .value = "DIR",
+     .help =
+         "keep DIR/current at the newest checkpoint (with --best: at the best one) until the run has ended"},
+    {.name = "tensors",
+     .type = PS_TYPE_STRING,
+     .offset = offsetof(struct pull_settings, tensors),
+     .value = "NAME,...",
+     .help = "only these tensors of a safetensors checkpoint, as a file of their own",
+     .group = "Parts"},
+    {.name = "dtype",
+     .type = PS_TYPE_CHOICE,
+     .offset = offsetof(struct pull_settings, dtype),
+     .choices = "bf16",
+     .value = "bf16",
+     .help = "round 32-bit floats to bfloat16 on the way: half the bytes"},
+    {.name = "limit-rate",
+     .type = PS_TYPE_STRING,
+     .offset = offsetof(struct pull_settings, limit_rate),
+     .value = "BYTES",
+     .help = "at most so many bytes a second; 10M is 10 MiB"},
     CLI_JSON_ROW(struct pull_settings, "print what was pulled as JSON"),
     CLI_CONNECTION_ROWS(struct pull_settings),
 };
 static const struct ps_options pull_table = {
     .program = "paramsync pull",
-    .usage = "RUN [--latest|--best|--epoch N] [-o FILE]",
-    .example = "paramsync pull single --best -o model.safetensors",
+    .usage = "RUN [--latest|--best|--epoch N] [-o FILE | --follow DIR]",
+    .example = "paramsync pull single --best -o model.safetensors\n"
+               "paramsync pull single --follow served",
     .about = "Fetches a checkpoint. The bytes go to FILE.part; FILE appears only when its sha256 is right. "
              "Interrupted, "
              "the same command goes on where it stopped. Damaged bytes are never kept.",
@@ -157,6 +181,44 @@ static int output_path(struct paramsync_client *client, const char *run, struct 
     return *ret_path ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
 }
 
+/* "10M", "500k", "1000000"; k, M and G are powers of 1024. */
+static int parse_rate(const char *text, uint64_t *ret, struct ps_error *err)
+{
+    char *end = NULL;
+    double value = text[0] >= '0' && text[0] <= '9' ? strtod(text, &end) : 0;
+    static const char units[] = "kMG";
+    const char *unit = end && *end ? strchr(units, *end == 'K' ? 'k' : *end) : NULL;
+    for (const char *u = units; unit && u <= unit; u++)
+        value *= 1024;
+    if (!end || (*end && (!unit || end[1])) || !(value >= 1) || value > 1e15)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--limit-rate %.40s: must be bytes a second, such as 10M",
+                       text);
+    *ret = (uint64_t)value;
+    return 0;
+}
+
+/* Splits "a,b" in place; *ret_names is to be freed. */
+static int split_names(char *text, const char ***ret_names, size_t *ret_count, struct ps_error *err)
+{
+    size_t count = 1;
+    for (const char *p = text; *p; p++)
+        count += *p == ',';
+    const char **names = calloc(count, sizeof *names);
+    if (!names)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    char *rest = NULL;
+    count = 0;
+    for (char *name = strtok_r(text, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+        names[count++] = name;
+    if (!count) {
+        free(names);
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--tensors: name at least one");
+    }
+    *ret_names = names;
+    *ret_count = count;
+    return 0;
+}
+
 static int pull_main(int argc, char **argv, struct ps_error *err)
 {
     struct pull_settings settings = {0};
@@ -164,7 +226,9 @@ static int pull_main(int argc, char **argv, struct ps_error *err)
     struct paramsync_checkpoint *first = NULL, *checkpoint = NULL;
     struct paramsync_error outer = {0};
     struct progress progress = {0};
-    char *path = NULL;
+    struct paramsync_pull_options options = {0};
+    const char **names = NULL;
+    char *path = NULL, *names_text = NULL;
     int words;
     int code = cli_parse(&pull_table, &settings.common, argc, argv, 1, 1, &words, err);
     if (code)
@@ -175,17 +239,41 @@ static int pull_main(int argc, char **argv, struct ps_error *err)
                                           .epoch = (uint32_t)settings.epoch,
                                           .sha256 = settings.sha256,
                                           .format = settings.format};
-    code = cli_connect(&settings.common, &client, err);
+    if (settings.follow && (settings.epoch || settings.sha256 || settings.output))
+        return ps_fail(err, PS_INVALID_ARGUMENT,
+                       "--follow goes with --latest or --best, and names the output itself");
+    options.dtype = settings.dtype;
+    if (settings.limit_rate && (code = parse_rate(settings.limit_rate, &options.max_bytes_per_s, err)))
+        return code;
+    if (settings.tensors) {
+        names_text = strdup(settings.tensors);
+        code = names_text ? split_names(names_text, &names, &options.tensor_count, err)
+                          : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+        options.tensors = names;
+    }
+    if (!code)
+        code = cli_connect(&settings.common, &client, err);
+    if (settings.follow) {
+        if (!code)
+            code = cli_follow(&settings.common, client, argv[1], settings.follow, &selector, &options, err);
+        free(names);
+        free(names_text);
+        paramsync_disconnect(client);
+        return code;
+    }
     if (!code)
         code = output_path(client, argv[1], &selector, settings.output, &first, &path, err);
     progress.shown = isatty(STDERR_FILENO) && !settings.common.json;
-    if (!code && paramsync_pull(client, argv[1], &selector, path, draw, &progress, &checkpoint, &outer))
+    if (!code &&
+        paramsync_pull_with(client, argv[1], &selector, &options, path, draw, &progress, &checkpoint, &outer))
         code = cli_error(err, &outer);
     if (!code)
         code = report(&settings.common, checkpoint, path ? path : checkpoint->filename, err);
     paramsync_checkpoint_free(first);
     paramsync_checkpoint_free(checkpoint);
     free(path);
+    free(names);
+    free(names_text);
     paramsync_disconnect(client);
     return code;
 }

@@ -422,6 +422,10 @@ PS_HANDLER(ps_handle_pull_checkpoint)
         return code;
     ps_service_pulling(service, checkpoint.sha256, 1);
     struct content content;
+    /* Chunks of an eighth of a second, so that a slow stream is an even one. */
+    if (request->max_bytes_per_s && request->max_bytes_per_s / 8 < chunk_bytes)
+        chunk_bytes =
+            request->max_bytes_per_s / 8 < CHUNK_MIN ? CHUNK_MIN : (uint32_t)(request->max_bytes_per_s / 8);
     struct pace pace = {.bytes_per_s = request->max_bytes_per_s, .due_ns = ps_monotonic_ns()};
     code = open_content(call, service, &checkpoint, request->tensors, request->n_tensors, request->dtype,
                         &content, err);

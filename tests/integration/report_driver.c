@@ -63,6 +63,7 @@ int main(int argc, char **argv)
                                         .batch_per_rank = 128,
                                         .config = config,
                                         .config_count = 1,
+                                        .spool_dir = getenv("PS_SPOOL"),
                                         .run_id = argc == 7 ? argv[5] : NULL,
                                         .attempt = argc == 7 ? (uint32_t)atoi(argv[6]) : 0};
     if (ps_report_open(&settings, &report, &err)) {

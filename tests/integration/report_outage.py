@@ -28,11 +28,12 @@ def check(what, good):
 
 
 class Driver:
-    def __init__(self, port, run, rank=0, world=1, run_id=None, attempt=1):
+    def __init__(self, port, run, rank=0, world=1, run_id=None, attempt=1, spool=None):
         words = [driver, f"127.0.0.1:{port}", run, str(rank), str(world)]
         if run_id is not None:
             words += [run_id, str(attempt)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, **({"PS_SPOOL": str(spool)} if spool else {})})
         check("the reporter opens", self.process.stdout.readline() == "open\n")
 
     def say(self, line):
@@ -143,6 +144,69 @@ def frozen(sidecar):
     check(f"what was not delivered is told: {errors}", "not delivered" in errors and "1 epochs" in errors)
 
 
+def spooled(sidecar, folder):
+    """Outages longer than a process: what waits lies on the disk, and whoever reports from there next delivers it."""
+    spool = folder / "spool"
+    files = lambda: sorted(spool.glob("*.spool")) if spool.exists() else []
+    d = Driver(sidecar.grpc_port, "spooled", spool=spool)
+    run_id = d.say("run").split()[0]
+    d.quick("points 1000")
+    wait_for("the first points", lambda: stored(sidecar, run_id)[0] and stored(sidecar, run_id)[0].total_points == 1000)
+    check("nothing on the disk while the sidecar answers", not files())
+    kill(sidecar)
+    for _ in range(30):
+        d.quick("points 1000")
+    wait_for("points on the disk", lambda: files() and files()[0].stat().st_size > 100_000)
+    sidecar.start()  # the same process goes on: the spool is emptied
+    wait_for("the points of the outage", lambda: stored(sidecar, run_id)[0].total_points == 31000)
+    wait_for("an empty spool", lambda: not files() or files()[0].stat().st_size == 0)
+    kill(sidecar)
+    for _ in range(5):
+        d.quick("points 1000")
+    wait_for("points on the disk again", lambda: files() and files()[0].stat().st_size > 10_000)
+    d.process.kill()  # the training dies in the middle of the outage
+    d.process.communicate()
+    check("they stay there", len(files()) == 1)
+
+    d = Driver(free_port(), "spooled elsewhere", spool=spool)  # cannot deliver them
+    d.quick("epoch 1")
+    d.close(timeout=0.3)
+    check("and are not lost by one who cannot deliver them", len(files()) == 1)
+
+    sidecar.start()
+    d = Driver(sidecar.grpc_port, "spooled next", spool=spool)
+    wait_for("what was left", lambda: stored(sidecar, run_id)[0].total_points > 31000)
+    next_id = d.say("run").split()[0]
+    d.quick("points 10")
+    d.close()
+    pb = sidecar.pb["metrics"]
+    steps = []
+    for first in range(0, 40000, 8000):  # what reached the disk before the end: all of it, once, from the first on
+        part = sidecar.metrics.QuerySeries(pb.QuerySeriesRequest(run=run_id, name="train/loss", rank=0, from_step=first,
+                                                                 to_step=first + 7999, max_points=10000), timeout=20)
+        steps += list(part.series[0].steps) if part.series else []
+    check(f"every point once: {len(steps)}", steps == list(range(len(steps))))
+    check("and the new run's own", stored(sidecar, next_id)[0].total_points == 10)
+    check(f"nothing is left on the disk: {files()}", not files())
+
+    # A training that ends while the sidecar is away: points, epoch and end wait for the next one.
+    d = Driver(sidecar.grpc_port, "ended", spool=spool)
+    ended = d.say("run").split()[0]
+    kill(sidecar)
+    d.quick("points 500")
+    d.quick("epoch 1")
+    errors = d.close(timeout=1)
+    check(f"it says where they are: {errors}", f"kept in {spool}" in errors)
+    sidecar.start()
+    d = Driver(sidecar.grpc_port, "after it", spool=spool)
+    runs = sidecar.pb["runs"]
+    wait_for("its end", lambda: sidecar.runs.GetRun(runs.GetRunRequest(run=ended), timeout=20).state == runs.RUN_STATE_FINISHED)
+    series, epochs = stored(sidecar, ended)
+    check("its points and its epoch", series.total_points == 500 and [e.epoch for e in epochs] == [1])
+    d.close()
+    check("the folder is empty", not files())
+
+
 def late(sidecar):
     """Nobody there at the start: the run appears when the sidecar does."""
     sidecar.stop()
@@ -214,6 +278,7 @@ with tempfile.TemporaryDirectory() as name:
     with Sidecar() as sidecar:
         outage(sidecar, pathlib.Path(name))
         frozen(sidecar)
+        spooled(sidecar, pathlib.Path(name))
         late(sidecar)
         late_for_ranks(sidecar, pathlib.Path(name))
     never()
