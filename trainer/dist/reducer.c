@@ -277,9 +277,11 @@ void ps_reducer_ready(void *reducer, int param)
         return;
     }
     r->arrival[r->arrived++] = param;
+    double start = r->trace ? ps_monotonic_s() : 0;
+    if (r->trace) /* when and how large: `paramsync plan` makes any number of ranks of it */
+        ps_trace_span(r->trace, PS_TRACE_LOOP, "gradient", start, start, "elements", (long)p->count);
     if (r->comm->world_size == 1)
         return;
-    double start = r->trace ? ps_monotonic_s() : 0;
     if (r->ops->copy_scaled(r->backend, r->memory + r->place[param], r->grads + p->offset, p->count, r->share,
                             &r->step_error) < 0)
         return;
