@@ -72,6 +72,7 @@ int cli_gate(int argc, char **argv);
 int cli_tail(int argc, char **argv);
 int cli_export(int argc, char **argv);
 int cli_launch(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 
 /* Parses; *ret_positional words then stand in argv[1..]. Returns 0 to go on, 1 when --help was printed, or

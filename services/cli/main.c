@@ -19,6 +19,7 @@ static const struct cli_command commands[] = {
     {"tail", "record the printed lines of any training script", cli_tail},
     {"export", "a run's epochs and series as JSON or CSV", cli_export},
     {"launch", "start a training's processes, on one node or several", cli_launch},
+    {"plan", "from one card's measured step: what N cards on M nodes would take", cli_plan},
     {"doctor", "look at what is needed on this machine, and say what to do", cli_doctor},
 };
 enum { command_count = sizeof commands / sizeof *commands };
