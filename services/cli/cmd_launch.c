@@ -172,7 +172,7 @@ static const struct ps_option rows[] = {
 static const struct ps_options table_of_options = {
     .program = "paramsync launch",
     .usage = "[options] -- COMMAND [ARGUMENT...]",
-    .example = "paramsync launch --nproc-per-node 2 --sidecar auto -- paramsync-train --data_url /data\n"
+    .example = "paramsync launch --nproc-per-node 2 -- paramsync-train --data_url /data\n"
                "paramsync launch --nnodes 2 --node-rank 0 --rdzv node0:29400 -- python3 train.py",
     .about =
         "Starts one process per card with torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, "

@@ -165,7 +165,7 @@ static const struct ps_option rows[] = {
 static const struct ps_options table_of_options = {
     .program = "paramsync plan",
     .usage = "--trace FILE [--cards N,...] [--intra LINK] [--inter LINK]",
-    .example = "paramsync-train --data_url /data --epochs 1 --train_images 2560 --trace one.json\n"
+    .example = "paramsync-train --epochs 1 --train_images 2560 --trace one.json\n"
                "paramsync plan --trace one.json --batch 128 --cards 8,16 --inter eth-25g",
     .about =
         "Predicts step time, epoch time and efficiency of data-parallel training on more cards, each with "

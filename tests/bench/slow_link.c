@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A link of set delay and rate between two network namespaces, for kernels without netem: a TUN device v0 in each,
- * and this process between them. As netem does: a packet leaves when the one before has left and its own bits are
- * out, and arrives the delay later. Rate 0: none.
+ * A link of set delay and rate between two network namespaces, for kernels without netem: a TUN device v0 in
+ * each, and this process between them. As netem does: a packet leaves when the one before has left and its
+ * own bits are out, and arrives the delay later. Rate 0: none.
  *
  *     slow_link NAMESPACE NAMESPACE DELAY_MS MBIT      prints "ready", ends with SIGTERM */
 #include <errno.h>
@@ -53,7 +53,8 @@ static int open_device(const char *name)
     close(space);
     struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
     snprintf(request.ifr_name, sizeof request.ifr_name, "v0");
-    int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC | O_NONBLOCK), plain = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC | O_NONBLOCK),
+        plain = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || ioctl(fd, TUNSETIFF, &request) < 0) {
         perror("/dev/net/tun");
         exit(1);
