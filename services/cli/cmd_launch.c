@@ -173,7 +173,7 @@ static const struct ps_options table_of_options = {
     .program = "paramsync launch",
     .usage = "[options] -- COMMAND [ARGUMENT...]",
     .example = "paramsync launch --nproc-per-node 2 -- paramsync-train --data_url /data\n"
-               "paramsync launch --nnodes 2 --node-rank 0 --rdzv node0:29400 -- python3 train.py",
+               "paramsync launch --nnodes 2 --node-rank 1 --rdzv node0:29400 -- python3 x.py",
     .about =
         "Starts one process per card with torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, "
         "...), on this node; the launchers of several nodes meet at --rdzv and start, stop and restart "
