@@ -151,7 +151,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
     if (!store)
         return ps_no_memory(err);
     store->config = *config;
-    store->config.dir = NULL; /* the caller's */
+    store->config.dir = store->config.file = NULL; /* the caller's */
     if (!store->config.block_points)
         store->config.block_points = 256;
     store->lock_fd = -1;
@@ -162,7 +162,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
     pthread_cond_init(&store->reader_free, NULL);
     int code = 0;
     struct statfs fs;
-    store->path = ps_path_join(config->dir, PS_STORE_FILE);
+    store->path = ps_path_join(config->dir, config->file ? config->file : PS_STORE_FILE);
     if (!store->path)
         code = ps_no_memory(err);
     if (!code && !config->read_only)

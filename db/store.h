@@ -41,7 +41,8 @@ struct ps_store;
 struct ps_event;
 
 struct ps_store_config {
-    const char *dir; /* data directory; made if absent (unless read_only) */
+    const char *dir;  /* data directory; made if absent (unless read_only) */
+    const char *file; /* its store; NULL: PS_STORE_FILE. For read_only: a copy has another name */
     /* Only reads, takes no lock and starts no thread: for tools that look into a store, also of a running
      * sidecar. */
     bool read_only;

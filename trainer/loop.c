@@ -739,6 +739,9 @@ static int run_epoch(struct loop *l, int epoch, struct ps_error *err)
             report.classes = l->c->model->classes;
         }
         ps_report_epoch(l->c->report, &report);
+        struct ps_error why = {0};
+        if (ps_runlog_epoch(l->c->runlog, &report, &why)) /* what matters is the checkpoint below */
+            ps_log_warning("the epoch is missing in the folder's record: %s", why.message);
         double saving = ps_monotonic_s();
         code = save(l, epoch, &sums, evaluated, err);
         trace(l, "checkpoint", saving, "epoch", epoch);

@@ -11,6 +11,7 @@
 #include "trainer/dist/reducer.h"
 #include "trainer/options.h"
 #include "trainer/report.h"
+#include "trainer/runlog.h"
 
 #include <signal.h>
 #include <stdbool.h>
@@ -33,6 +34,7 @@ struct ps_loop_config {
     struct ps_backend *backend; /* weights undefined; made for ps_loop_eval_batch images of evaluation */
     struct ps_comm *comm;
     struct ps_report *report;
+    struct ps_runlog *runlog; /* rank 0, or NULL: none */
     /* The sidecar had not answered rank 0: the other ranks learn the run at the end of the epoch in which it
      * has. The same on all ranks. */
     bool run_unknown;

@@ -114,6 +114,7 @@ struct job {
     struct ps_checkpoint *resume;
     struct ps_report *report;
     char *spool_dir; /* for the report; NULL: none */
+    struct ps_runlog *runlog; /* rank 0 */
     char training[PS_TRAINING_ID];
     struct ps_trace *trace;
     bool run_unknown; /* as in ps_loop_config */
@@ -601,7 +602,7 @@ struct run_facts { /* from rank 0's reporter to the others */
     bool reports;
 };
 
-static int open_report(struct job *job, struct ps_error *err)
+static int open_report(struct job *job, double start_s, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
     struct run_facts facts = {0};
@@ -618,6 +619,7 @@ static int open_report(struct job *job, struct ps_error *err)
                                       .dataset = job->data->name,
                                       .dataset_hash = job->data->hash,
                                       .device = job->device,
+                                      .commit = o->commit,
                                       .epochs = (int)o->epochs,
                                       .batch_per_rank = (int)o->batch,
                                       .config = job->pairs,
@@ -632,6 +634,9 @@ static int open_report(struct job *job, struct ps_error *err)
         code = ps_report_open(&config, &job->report, err);
         if (code)
             return blame_input(job, code);
+        struct ps_error why = {0};
+        if (ps_runlog_open(o->output_dir, job->training, &config, start_s, &job->runlog, &why))
+            ps_log_warning("there will be no record of the training in its folder: %s", why.message);
         char name[RUN_NAME_SIZE] = "";
         ps_report_run(job->report, facts.id, &facts.attempt, name, sizeof name);
         if (o->sidecar && *name)
@@ -721,7 +726,7 @@ static void close_trace(struct job *job)
 }
 
 /* What each rank has of its own. job->comm is there with replicas. */
-static int set_up_rank(struct job *job, struct ps_error *err)
+static int set_up_rank(struct job *job, double start_s, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
     const struct ps_gloo_options gloo = {.interface = o->interface, .collective_s = o->collective_timeout};
@@ -740,14 +745,14 @@ static int set_up_rank(struct job *job, struct ps_error *err)
     job->warmup_epochs = ps_train_warmup(o, factor);
     if (!code) {
         describe(job);
-        code = open_report(job, err);
+        code = open_report(job, start_s, err);
     }
     return code;
 }
 
 static int train_rank(struct job *job, double start_s, struct ps_loop_result *result, struct ps_error *err)
 {
-    int code = set_up_rank(job, err);
+    int code = set_up_rank(job, start_s, err);
     if (code)
         return code;
     const struct ps_loop_config config = {.options = &job->options,
@@ -757,6 +762,7 @@ static int train_rank(struct job *job, double start_s, struct ps_loop_result *re
                                           .backend = job->backend,
                                           .comm = job->comm,
                                           .report = job->report,
+                                          .runlog = job->runlog,
                                           .run_unknown = job->run_unknown,
                                           .training = job->training,
                                           .resume = job->resume,
@@ -778,12 +784,12 @@ static void tear_down(struct job *job, int code, const char *reason)
     close_trace(job);
     if (code && job->rendezvous)
         ps_rendezvous_fail(job->rendezvous, reason);
+    const char *state = code == 0 ? "finished" : code == PS_CANCELLED ? "killed" : "failed";
+    struct ps_error unsaid = {0};
+    if (ps_runlog_close(job->runlog, state, code ? reason : "", &unsaid))
+        ps_log_warning("the end is missing in the folder's record: %s", unsaid.message);
     if (job->report)
-        ps_report_close(job->report,
-                        code == 0              ? "finished"
-                        : code == PS_CANCELLED ? "killed"
-                                               : "failed",
-                        code ? reason : "",
+        ps_report_close(job->report, state, code ? reason : "",
                         !code                         ? last_report_s
                         : job->launch.world_size == 1 ? failed_report_s
                                                       : hasty_report_s);

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FIELD(name) offsetof(struct ps_train_options, name)
@@ -338,6 +339,12 @@ static const struct ps_option rows[] = {
      .value = "NAME",
      .environment = "PARAMSYNC_RUN",
      .help = "name of the run there"},
+    {.name = "commit",
+     .type = PS_TYPE_STRING,
+     .offset = FIELD(commit),
+     .value = "ID",
+     .environment = "PARAMSYNC_COMMIT",
+     .help = "of what is trained, for the record; without it that of GITHUB_SHA or CI_COMMIT_SHA"},
     {.name = "token-file",
      .type = PS_TYPE_STRING,
      .offset = FIELD(token_file),
@@ -442,6 +449,7 @@ static int apply_recipe(const struct ps_options *table, struct ps_train_options 
 
 static int check(struct ps_train_options *o, struct ps_error *err)
 {
+    static const char *const builds[] = {"GITHUB_SHA", "CI_COMMIT_SHA"}; /* GitHub Actions, GitLab CI */
     int code = ps_resolution_parse(o->resolution, &o->resolutions, err);
     if (!code)
         code = ps_schedule_kind_parse(o->schedule, &o->schedule_kind, err);
@@ -463,6 +471,8 @@ static int check(struct ps_train_options *o, struct ps_error *err)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--trace is empty: name a file");
     if (!*o->resume)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--resume is empty: auto, none or the path of a checkpoint");
+    for (size_t i = 0; i < sizeof builds / sizeof *builds && !(o->commit && *o->commit); i++)
+        o->commit = getenv(builds[i]);
     if (o->sidecar && !*o->sidecar)
         o->sidecar = NULL;
     if (!o->tls_cert != !o->tls_key)

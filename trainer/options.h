@@ -38,7 +38,7 @@ struct ps_train_options {
     double warmup_epochs;
     bool sync_bn, freeze_bn;
     double collective_timeout, heartbeat_timeout;
-    const char *sidecar, *run, *token_file, *tls_ca, *tls_cert, *tls_key;
+    const char *sidecar, *run, *commit, *token_file, *tls_ca, *tls_cert, *tls_key;
     bool ignore_unknown, help, version;
 
     /* worked out from them */

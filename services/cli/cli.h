@@ -52,6 +52,13 @@ struct cli_common {
         .help = "print this"                                                                                 \
     }
 
+#define CLI_STORE_ROW(settings_)                                                                             \
+    {                                                                                                        \
+        .name = "store", .type = PS_TYPE_STRING, .offset = offsetof(settings_, store), .value = "FILE",      \
+        .help = "take runs from this store file (or sidecar's data directory) instead of a sidecar",         \
+        .group = "Connection"                                                                                \
+    }
+
 #define CLI_JSON_ROW(settings_, text)                                                                        \
     {                                                                                                        \
         .name = "json", .type = PS_TYPE_BOOL, .offset = offsetof(settings_, common.json), .help = (text)     \
@@ -69,6 +76,7 @@ int cli_pull(int argc, char **argv);
 int cli_push(int argc, char **argv);
 int cli_compare(int argc, char **argv);
 int cli_gate(int argc, char **argv);
+int cli_baseline(int argc, char **argv);
 int cli_tail(int argc, char **argv);
 int cli_export(int argc, char **argv);
 int cli_launch(int argc, char **argv);
@@ -100,20 +108,59 @@ void cli_format_time(int64_t wall_ns, char *out, size_t size); /* "2026-01-31 23
 json_t *cli_run_json(const struct paramsync_run *run, bool with_config);
 json_t *cli_epoch_json(const struct paramsync_epoch *epoch);
 
+/* Where runs are looked up: one per command; zero-initialise, set common and store. */
+struct cli_source {
+    const struct cli_common *common;
+    const char *store; /* a store file, or the data directory that holds paramsync.db; NULL: the sidecar */
+    struct paramsync_client *client; /* connected on first need */
+    struct ps_store *db;             /* opened on first need */
+};
+void cli_source_done(struct cli_source *source);
+
 /* A run with its epochs in the form that services/compare takes. */
 struct cli_run {
     struct ps_compare_run run;
     struct paramsync_run *owner;
     struct paramsync_metrics *metrics;
+    struct ps_run *stored; /* owned, with what it points to */
     struct ps_compare_epoch *epochs;
     struct ps_compare_pair *config;
     json_t *file; /* where it was read from a file */
 };
-/* word: sample-1, sample-16, a file written by `paramsync export` (only with files; it ends in .json or
- * begins with / or .), or a run's id or name. *client is connected on first need. */
-int cli_fetch(const struct cli_common *settings, struct paramsync_client **client, const char *word,
-              bool files, struct cli_run *ret_run, struct ps_error *err);
+/* word: sample-1, sample-16, a path (it begins with / or ., or ends with / or .json) of a file written by
+ * `paramsync export` or of a run directory (the trainer's --output_dir), or else a run's id or name in the
+ * source. */
+int cli_fetch(struct cli_source *source, const char *word, struct cli_run *ret_run, struct ps_error *err);
 void cli_run_done(struct cli_run *run);
+bool cli_is_path(const char *word);
+/* From the object that `paramsync export` writes, which the run then owns a reference to. name is for
+ * messages.
+ */
+int cli_run_from_json(json_t *object, const char *name, struct cli_run *ret_run, struct ps_error *err);
+/* The other way round: any run as such an object. */
+json_t *cli_run_to_json(const struct ps_compare_run *run);
+/* Reads FOLDER/run.jsonl (trainer/runlog.h has the format). */
+int cli_run_from_folder(const char *folder, struct cli_run *ret_run, struct ps_error *err);
+int cli_state_from_name(const char *name); /* PARAMSYNC_RUN_UNSPECIFIED: there is none */
+double
+cli_json_to_number(const json_t *value); /* the other way round of cli_json_number; 0 for anything else */
+
+/* ---- baselines.json: pinned baselines, kept in version control ----
+ *
+ *     {"paramsync_baselines": 1, "baselines": {"NAME": {"pinned_at": "2026-..Z", "free": ["commit"],
+ *      "run": {..}, "epochs": [..]}}}
+ *
+ * run and epochs are those of `paramsync export`. */
+#define CLI_BASELINES_FILE "baselines.json"
+/* Reads; a missing file is an empty one if may_miss. */
+int cli_baselines_read(const char *path, bool may_miss, json_t **ret_file, struct ps_error *err);
+int cli_baselines_write(const char *path, const json_t *file, struct ps_error *err);
+/* name NULL: the only one that the file holds. */
+int cli_baselines_get(const json_t *file, const char *path, const char *name, struct cli_run *ret_run,
+                      struct ps_error *err);
+int cli_baselines_set(json_t *file, const char *name, const struct ps_compare_run *run, unsigned free_fields,
+                      struct ps_error *err);
+
 json_t *cli_export_json(const struct paramsync_run *run, const struct paramsync_metrics *metrics);
 
 /* `paramsync pull --follow`: keeps DIR/current at the checkpoint that selector (latest or best) names until
@@ -130,6 +177,9 @@ struct cli_gate_report {
     const struct ps_gate_result *result;
     const char *subject;  /* "fast-2" or "3 runs" */
     const char *baseline; /* or NULL */
+    /* What was judged, and a baseline run (not a published result); may be NULL. For the figures of each run
+     * and the deltas. */
+    const struct ps_compare_run *runs, *base;
 };
 int cli_gate_text(const struct cli_gate_report *report, size_t width, bool colours, struct ps_buf *out);
 int cli_gate_markdown(const struct cli_gate_report *report, struct ps_buf *out);

@@ -11,7 +11,7 @@ enum { most_runs = 64 };
 
 struct compare_settings {
     struct cli_common common;
-    const char *target, *baseline;
+    const char *target, *baseline, *store;
 };
 
 static const struct ps_option rows[] = {
@@ -28,6 +28,7 @@ static const struct ps_option rows[] = {
      .value = "RUN",
      .help = "what speed-up and efficiency refer to; without it, the first run"},
     CLI_JSON_ROW(struct compare_settings, "print a JSON object"),
+    CLI_STORE_ROW(struct compare_settings),
     CLI_CONNECTION_ROWS(struct compare_settings),
 };
 static const struct ps_options table_of_options = {
@@ -41,7 +42,9 @@ static const struct ps_options table_of_options = {
         "is interpolated. Speed-up is by images/s (median of the epochs, without the first of three or "
         "more), "
         "efficiency is speed-up * ranks of the reference / ranks. RUN may also be sample-1 or sample-16, the "
-        "published results of the ModelArts sample: an end mark after 100 epochs, without a curve.",
+        "published results of the ModelArts sample: an end mark after 100 epochs, without a curve; or the "
+        "path "
+        "of a run directory or an exported .json file, as for `paramsync gate`.",
     .rows = rows,
     .count = PS_OPTIONS_COUNT(rows),
 };
@@ -213,7 +216,7 @@ static int compare_runs(const struct compare_settings *settings, char **words, s
     struct cli_run fetched[most_runs + 1];
     struct ps_compare_run runs[most_runs + 1] = {0};
     struct ps_compare_row rows_of[most_runs + 1];
-    struct paramsync_client *client = NULL;
+    struct cli_source source = {.common = &settings->common, .store = settings->store};
     size_t n = 0, reference = 0;
     double target;
     int code = 0;
@@ -223,12 +226,12 @@ static int compare_runs(const struct compare_settings *settings, char **words, s
     if (!count)
         return ps_fail(err, PS_INVALID_ARGUMENT, "no run to compare");
     for (; n < count && !code; n += !code)
-        code = cli_fetch(&settings->common, &client, words[n], false, &fetched[n], err);
+        code = cli_fetch(&source, words[n], &fetched[n], err);
     if (!code && settings->baseline) {
         for (reference = 0; reference < n && strcmp(words[reference], settings->baseline) != 0; reference++)
             ;
         if (reference == n) {
-            code = cli_fetch(&settings->common, &client, settings->baseline, true, &fetched[n], err);
+            code = cli_fetch(&source, settings->baseline, &fetched[n], err);
             n += !code;
         }
     }
@@ -241,7 +244,7 @@ static int compare_runs(const struct compare_settings *settings, char **words, s
                                      : print_text(runs, rows_of, n, reference, target, err);
     for (size_t i = 0; i < n; i++)
         cli_run_done(&fetched[i]);
-    paramsync_disconnect(client);
+    cli_source_done(&source);
     return code;
 }
 

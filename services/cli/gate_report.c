@@ -2,6 +2,7 @@
  * The gate's verdict as a table, Markdown, JUnit XML and JSON. */
 #include "services/cli/cli.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +14,74 @@ static enum cli_colour verdict_colour(int verdict)
 static const char *against(const struct cli_gate_report *report)
 {
     return report->baseline ? report->baseline : "limits of the command line";
+}
+
+/* What changed since the baseline run, where both sides are known: "best accuracy +0.52 points, ...". */
+static void deltas_text(const struct cli_gate_report *report, char *out, size_t size)
+{
+    const struct ps_gate_result *r = report->result;
+    struct ps_compare_row base;
+    char time[48];
+    size_t n = 0;
+    *out = '\0';
+    if (!report->base || ps_compare(report->base, 1, 0, r->min_accuracy, &base, NULL))
+        return;
+    if (r->accuracy.known && base.has_accuracy)
+        n += (size_t)snprintf(out, size, "best accuracy %+.2f points",
+                              (r->accuracy.median - base.best_accuracy) * 100);
+    if (r->time.known && isfinite(r->time.median) && base.has_time_to_target && n < size) {
+        double more = r->time.median - base.time_to_target_s;
+        ps_compare_format_time(fabs(more), NAN, time, sizeof time);
+        n += (size_t)snprintf(out + n, size - n, "%stime to %.2f %% %s%s", n ? ", " : "",
+                              r->min_accuracy * 100, more < 0 ? "-" : "+", time);
+    }
+    if (r->total.known && base.has_total && n < size) {
+        double more = r->total.median - base.total_s;
+        ps_compare_format_time(fabs(more), NAN, time, sizeof time);
+        snprintf(out + n, size - n, "%stotal time %s%s", n ? ", " : "", more < 0 ? "-" : "+", time);
+    }
+}
+
+static json_t *deltas_json(const struct cli_gate_report *report)
+{
+    const struct ps_gate_result *r = report->result;
+    struct ps_compare_row base;
+    if (!report->base || ps_compare(report->base, 1, 0, r->min_accuracy, &base, NULL))
+        return json_null();
+    return json_pack(
+        "{s:o, s:o, s:o}", "best_accuracy",
+        r->accuracy.known && base.has_accuracy ? cli_json_number(r->accuracy.median - base.best_accuracy)
+                                               : json_null(),
+        "time_to_target_s",
+        r->time.known && base.has_time_to_target ? cli_json_number(r->time.median - base.time_to_target_s)
+                                                 : json_null(),
+        "total_s",
+        r->total.known && base.has_total ? cli_json_number(r->total.median - base.total_s) : json_null());
+}
+
+/* A run's figures and where they come from. */
+static json_t *run_json(const struct ps_compare_run *run, double target)
+{
+    struct ps_compare_row row;
+    if (ps_compare(run, 1, 0, target, &row, NULL))
+        return json_null();
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:i}", "id", run->id ? run->id : "", "name",
+                  run->name ? run->name : "", "state", ps_compare_state_name(run->state), "world_size",
+                  (int)run->world_size, "commit", run->commit ? run->commit : "", "dataset_hash",
+                  run->dataset_hash ? run->dataset_hash : "", "device", run->device ? run->device : "",
+                  "model", run->model ? run->model : "", "epochs", (int)row.epochs);
+    json_object_set_new(o, "best_accuracy",
+                        row.has_accuracy ? cli_json_number(row.best_accuracy) : json_null());
+    json_object_set_new(o, "time_to_target_s",
+                        row.has_time_to_target ? cli_json_number(row.time_to_target_s) : json_null());
+    json_object_set_new(o, "before",
+                        row.has_before ? json_pack("{s:i, s:o, s:o}", "epoch", (int)row.before_epoch,
+                                                   "elapsed_s", cli_json_number(row.before_s), "accuracy",
+                                                   cli_json_number(row.before_accuracy))
+                                       : json_null());
+    json_object_set_new(o, "total_s", row.has_total ? cli_json_number(row.total_s) : json_null());
+    return o;
 }
 
 int cli_gate_text(const struct cli_gate_report *report, size_t width, bool colours, struct ps_buf *out)
@@ -48,7 +117,15 @@ int cli_gate_text(const struct cli_gate_report *report, size_t width, bool colou
     cli_table_done(&table);
     if (out->failed || code)
         return code ? code : out->failed;
-    char verdict[1024];
+    char verdict[1024], deltas[256];
+    deltas_text(report, deltas, sizeof deltas);
+    if (*deltas) {
+        snprintf(verdict, sizeof verdict, "since the baseline: %s", deltas);
+        ps_buf_puts(out, "\n");
+        code = cli_wrap(out, width, verdict);
+        if (code)
+            return code;
+    }
     snprintf(verdict, sizeof verdict, "verdict: %s (exit %d): %s", ps_gate_verdict_name(r->verdict),
              ps_gate_verdict_exit(r->verdict), r->reason);
     ps_buf_printf(out, "\n%s", colours ? codes[r->verdict] : "");
@@ -90,6 +167,13 @@ int cli_gate_markdown(const struct cli_gate_report *report, struct ps_buf *out)
         }
         ps_buf_puts(out, "|\n");
     }
+    char deltas[256];
+    deltas_text(report, deltas, sizeof deltas);
+    if (*deltas) {
+        ps_buf_puts(out, "\nSince the baseline: ");
+        markdown_text(out, deltas);
+        ps_buf_puts(out, ".\n");
+    }
     ps_buf_puts(out, "\n");
     markdown_text(out, r->reason);
     ps_buf_puts(out, "\n");
@@ -101,6 +185,11 @@ static void xml_text(struct ps_buf *out, const char *text)
     struct ps_buf escaped = PS_BUF_INIT(1 << 16);
     cli_escape(&escaped, text); /* XML 1.0 has no way to write most control characters */
     for (const char *p = escaped.data ? escaped.data : ""; *p; p++) {
+        if (strncmp(p, "\xEF\xBF\xBE", 3) == 0 || strncmp(p, "\xEF\xBF\xBF", 3) == 0) {
+            ps_buf_puts(out, "?"); /* U+FFFE and U+FFFF are no characters of XML */
+            p += 2;
+            continue;
+        }
         switch (*p) {
         case '<':
             ps_buf_puts(out, "&lt;");
@@ -180,10 +269,15 @@ json_t *cli_gate_json(const struct cli_gate_report *report)
                                                 "actual", c->actual, "wanted", c->wanted, "verdict",
                                                 ps_gate_verdict_name(c->verdict)));
     }
-    return json_pack("{s:s, s:i, s:s, s:s, s:s?, s:I, s:f, s:o, s:o, s:o, s:o}", "verdict",
+    json_t *runs = json_array();
+    for (size_t i = 0; i < r->n && report->runs; i++)
+        json_array_append_new(runs, run_json(&report->runs[i], r->min_accuracy));
+    return json_pack("{s:s, s:i, s:s, s:s, s:s?, s:I, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
                      ps_gate_verdict_name(r->verdict), "exit", ps_gate_verdict_exit(r->verdict), "reason",
                      r->reason, "subject", report->subject, "baseline", report->baseline, "n",
                      (json_int_t)r->n, "min_accuracy", r->min_accuracy, "best_accuracy",
                      spread_json(&r->accuracy), "time_to_target_s", spread_json(&r->time), "total_s",
-                     spread_json(&r->total), "checks", checks);
+                     spread_json(&r->total), "checks", checks, "runs", runs, "baseline_run",
+                     report->base ? run_json(report->base, r->min_accuracy) : json_null(), "since_baseline",
+                     deltas_json(report));
 }

@@ -16,6 +16,7 @@ static const struct cli_command commands[] = {
     {"push", "hand a checkpoint file to the sidecar", cli_push},
     {"compare", "time to target, speed-up, efficiency of runs side by side", cli_compare},
     {"gate", "pass or fail a run for CI: exit 0, 1, or 2 for \"cannot decide\"", cli_gate},
+    {"baseline", "pin a run as the baseline that the gate holds others to", cli_baseline},
     {"tail", "record the printed lines of any training script", cli_tail},
     {"export", "a run's epochs and series as JSON or CSV", cli_export},
     {"launch", "start a training's processes, on one node or several", cli_launch},

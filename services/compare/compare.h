@@ -64,6 +64,11 @@ struct ps_compare_run {
     double total_s;     /* whole run; 0: that of the last epoch */
     const char *reason; /* why it ended */
 
+    /* As a baseline: it was pinned, so what is judged must have its provenance, less the fields (enum
+     * ps_gate_field, or-ed) that the pin leaves free. Two runs of one's own need no pin. */
+    bool pinned;
+    unsigned pin_free;
+
     bool threshold_only;
     double published_accuracy; /* "at least" */
     double published_total_s;  /* of published_epochs epochs */
@@ -131,6 +136,17 @@ enum ps_gate_verdict { PS_GATE_UNDECIDED = 0, PS_GATE_PASS = 1, PS_GATE_FAIL = 2
 const char *ps_gate_verdict_name(int verdict); /* "pass", "fail", "cannot decide" */
 int ps_gate_verdict_exit(int verdict);         /* 0, 1, 2 */
 
+/* What a pinned baseline holds a run to. The data's hash can't be left free: other data are no baseline. */
+enum ps_gate_field {
+    PS_GATE_COMMIT = 1,
+    PS_GATE_DATA_HASH = 2,
+    PS_GATE_WORLD_SIZE = 4,
+    PS_GATE_DEVICE = 8,
+};
+/* "commit,device" into the or-ed fields. Returns 0 or PS_INVALID_ARGUMENT. */
+int ps_gate_parse_fields(const char *text, unsigned *ret_fields, struct ps_error *err);
+void ps_gate_format_fields(unsigned fields, char *out, size_t size); /* "commit, device"; "" for none */
+
 struct ps_gate_limits {
     double min_accuracy;     /* of the best evaluation; 0: the published baseline's, an error without one */
     double max_time_s;       /* time to min_accuracy; 0: no bound */
@@ -138,6 +154,10 @@ struct ps_gate_limits {
     /* Against a run of one's own as the baseline only; negative: the defaults below. */
     double time_tolerance;     /* time to min_accuracy at most (1 + this) times the baseline's */
     double accuracy_tolerance; /* best accuracy at least the baseline's less this */
+    size_t min_runs;           /* fewer than this many runs cannot be decided; 0: any number */
+    /* Fails a run that is still training as soon as no end of it could pass (for those who wait): its epochs
+     * to come are taken for perfect, its times for what they are now. */
+    bool early;
 };
 #define PS_GATE_TIME_TOLERANCE 0.10
 #define PS_GATE_ACCURACY_TOLERANCE 0.01
@@ -171,12 +191,15 @@ struct ps_gate_result {
 
 /* Any failed check: FAIL. Else any that cannot be decided: UNDECIDED. Else PASS.
  *  - NaN or infinite metrics fail, whatever the run's state.
- *  - A run that has not finished (running, failed, killed, lost) or was never evaluated cannot be decided.
+ *  - A run that has not finished (running, failed, killed, lost) or was never evaluated cannot be decided
+ * (running: unless limits->early and it can't pass any more).
  *  - Several runs must be repetitions of one job (comparable, same world size); their medians are judged. A
  * run that never reached the target counts as infinitely slow.
- *  - A baseline run must be finished and comparable, else its checks cannot be decided. A published baseline
- * holds for ResNet-18 on CIFAR-10 only and gives thresholds, nothing else. PS_INVALID_ARGUMENT: no runs, a
- * limit out of range, no accuracy to ask for, a published result among the runs. */
+ *  - A baseline run must be finished and comparable, else its checks cannot be decided; nor can they where a
+ * pinned one has another commit, data hash, world size or device, or one of these was not recorded. A
+ * published baseline holds for ResNet-18 on CIFAR-10 only and gives thresholds, nothing else.
+ * PS_INVALID_ARGUMENT: no runs, a limit out of range, no accuracy to ask for, a published result among the
+ * runs. */
 int ps_gate_evaluate(const struct ps_gate_limits *limits, const struct ps_compare_run *runs, size_t count,
                      const struct ps_compare_run *baseline, struct ps_gate_result **ret_result,
                      struct ps_error *err);

@@ -16,6 +16,57 @@ int ps_gate_verdict_exit(int verdict)
     return verdict == PS_GATE_PASS ? 0 : verdict == PS_GATE_FAIL ? 1 : 2;
 }
 
+static const struct {
+    const char *name;
+    unsigned field;
+} fields[] = {
+    {"commit", PS_GATE_COMMIT},
+    {"data hash", PS_GATE_DATA_HASH},
+    {"world size", PS_GATE_WORLD_SIZE},
+    {"device", PS_GATE_DEVICE},
+};
+enum { field_count = sizeof fields / sizeof *fields };
+
+void ps_gate_format_fields(unsigned set, char *out, size_t size)
+{
+    size_t n = 0;
+    if (size)
+        *out = '\0';
+    for (size_t i = 0; i < field_count; i++)
+        if ((set & fields[i].field) && n < size)
+            n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "", fields[i].name);
+}
+
+/* As on a command line: world-size, world_size and "world size" are the same. */
+static bool is_field(const char *name, const char *text, size_t size)
+{
+    if (strlen(name) != size)
+        return false;
+    for (size_t i = 0; i < size; i++)
+        if (name[i] != (text[i] == '-' || text[i] == '_' ? ' ' : text[i]))
+            return false;
+    return true;
+}
+
+int ps_gate_parse_fields(const char *text, unsigned *ret_fields, struct ps_error *err)
+{
+    unsigned set = 0;
+    for (const char *p = text; *p;) {
+        p += strspn(p, ", ");
+        size_t size = strcspn(p, ","), i = 0;
+        while (i < field_count && !is_field(fields[i].name, p, size))
+            i++;
+        if (size && (i == field_count || fields[i].field == PS_GATE_DATA_HASH))
+            return ps_fail(err, PS_INVALID_ARGUMENT,
+                           "%.*s: only commit, world-size and device can be left free (data cannot)",
+                           size > 40 ? 40 : (int)size, p);
+        set |= size ? fields[i].field : 0;
+        p += size;
+    }
+    *ret_fields = set;
+    return 0;
+}
+
 struct gate {
     const struct ps_gate_limits *limits;
     const struct ps_compare_run *runs, *baseline;
@@ -24,6 +75,8 @@ struct gate {
     double max_total_s;
     bool complete; /* every run has finished and was evaluated, and they repeat one job: medians mean
                       something */
+    bool bounded;  /* not complete, but every run has finished or still trains, and an early end is wanted */
+    struct ps_gate_spread best_accuracy, best_time, best_total; /* if bounded: better it can't become */
     struct ps_gate_result *result;
     size_t capacity;
 };
@@ -52,6 +105,22 @@ static void name_aggregate(const struct gate *g, struct ps_gate_check *check)
         snprintf(check->run, sizeof check->run, "median of %zu runs", g->count);
 }
 
+static bool is_live(const struct ps_compare_run *run)
+{
+    return run->state == PS_COMPARE_CREATED || run->state == PS_COMPARE_RUNNING;
+}
+
+static void check_count(struct gate *g)
+{
+    if (!g->limits->min_runs)
+        return;
+    bool enough = g->count >= g->limits->min_runs;
+    struct ps_gate_check *c = add(g, enough ? PS_GATE_PASS : PS_GATE_UNDECIDED, "number of runs");
+    snprintf(c->run, sizeof c->run, "%zu run%s", g->count, g->count == 1 ? "" : "s");
+    snprintf(c->actual, sizeof c->actual, "%zu", g->count);
+    snprintf(c->wanted, sizeof c->wanted, "at least %zu", g->limits->min_runs);
+}
+
 static void check_state(struct gate *g, size_t i)
 {
     const struct ps_compare_run *run = &g->runs[i];
@@ -75,6 +144,8 @@ static void check_state(struct gate *g, size_t i)
     }
     if (!finished || !row->evaluated)
         g->complete = false;
+    if (!(finished && row->evaluated) && !is_live(run))
+        g->bounded = false;
 }
 
 /* Several runs are judged together only when they repeat one job. */
@@ -105,7 +176,7 @@ static void check_repetitions(struct gate *g)
             }
         if (!same) {
             c->verdict = PS_GATE_UNDECIDED;
-            g->complete = false;
+            g->complete = g->bounded = false;
             snprintf(c->actual, sizeof c->actual, "%.50s: %.100s", run_name(run), reason);
         }
     }
@@ -145,6 +216,55 @@ static int gather(struct gate *g, struct ps_error *err)
     return 0;
 }
 
+/* The best that the runs can still come to: what is over counts as it is, epochs to come as perfect, and no
+ * time will be less than it is now. */
+static int gather_best(struct gate *g, struct ps_error *err)
+{
+    double *values = malloc(3 * g->count * sizeof *values), *times = values + g->count,
+           *totals = times + g->count;
+    if (!values)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    for (size_t i = 0; i < g->count; i++) {
+        const struct ps_compare_run *run = &g->runs[i];
+        const struct ps_compare_row *row = &g->rows[i];
+        bool ends = !is_live(run) || (run->epochs_planned && row->epochs >= run->epochs_planned);
+        double so_far = run->epoch_count ? run->epochs[run->epoch_count - 1].elapsed_s : 0;
+        if (run->total_s > so_far)
+            so_far = run->total_s;
+        values[i] = ends && row->has_accuracy ? row->best_accuracy : 1;
+        times[i] = row->has_time_to_target ? row->time_to_target_s
+                   : row->epochs_to_target ? 0 /* reached, at a time that was not recorded */
+                   : is_live(run)          ? so_far
+                                           : INFINITY;
+        totals[i] = so_far;
+    }
+    spread(&g->best_accuracy, values, g->count);
+    spread(&g->best_time, times, g->count);
+    spread(&g->best_total, totals, g->count);
+    free(values);
+    return 0;
+}
+
+/* The verdict on a figure that is not known yet. */
+static void check_early(const struct gate *g, struct ps_gate_check *c, bool hopeless, const char *at_best)
+{
+    if (g->bounded && hopeless) {
+        c->verdict = PS_GATE_FAIL;
+        snprintf(c->actual, sizeof c->actual, "can't pass any more: %s%s", at_best,
+                 g->count > 1 ? " (median)" : "");
+    } else {
+        snprintf(c->actual, sizeof c->actual, "not known");
+    }
+}
+
+static void early_time(const struct gate *g, struct ps_gate_check *c, double at_best, double limit)
+{
+    char time[48], text[96];
+    ps_compare_format_time(at_best, limit, time, sizeof time);
+    snprintf(text, sizeof text, "not there after %s", time);
+    check_early(g, c, at_best > limit, text);
+}
+
 static void print_time(char *out, size_t size, const struct gate *g, const struct ps_gate_spread *s,
                        double limit)
 {
@@ -167,7 +287,10 @@ static void check_accuracy(struct gate *g, const char *what, double limit, const
     ps_compare_format_share(limit, NAN, wanted, sizeof wanted);
     snprintf(c->wanted, sizeof c->wanted, "at least %s%s", wanted, suffix);
     if (!g->complete) {
-        snprintf(c->actual, sizeof c->actual, "not known");
+        char best[32], text[96];
+        ps_compare_format_share(g->best_accuracy.median, limit, best, sizeof best);
+        snprintf(text, sizeof text, "%s after the last epoch", best);
+        check_early(g, c, g->best_accuracy.median < limit, text);
         return;
     }
     char median[32], low[32], high[32];
@@ -190,8 +313,12 @@ static void check_time(struct gate *g, const char *what, double limit, const cha
     name_aggregate(g, c);
     ps_compare_format_time(limit, NAN, wanted, sizeof wanted);
     snprintf(c->wanted, sizeof c->wanted, "at most %s%s", wanted, suffix);
-    if (!g->complete || !s->known) {
-        snprintf(c->actual, sizeof c->actual, g->complete ? "no elapsed time recorded" : "not known");
+    if (!g->complete) {
+        early_time(g, c, g->best_time.median, limit);
+        return;
+    }
+    if (!s->known) {
+        snprintf(c->actual, sizeof c->actual, "no elapsed time recorded");
         return;
     }
     c->verdict = s->median <= limit ? PS_GATE_PASS : PS_GATE_FAIL;
@@ -220,8 +347,12 @@ static void check_total(struct gate *g, const char *suffix)
     name_aggregate(g, c);
     ps_compare_format_time(g->max_total_s, NAN, wanted, sizeof wanted);
     snprintf(c->wanted, sizeof c->wanted, "at most %s%s", wanted, suffix);
-    if (!g->complete || !s->known) {
-        snprintf(c->actual, sizeof c->actual, g->complete ? "no elapsed time recorded" : "not known");
+    if (!g->complete) {
+        early_time(g, c, g->best_total.median, g->max_total_s);
+        return;
+    }
+    if (!s->known) {
+        snprintf(c->actual, sizeof c->actual, "no elapsed time recorded");
         return;
     }
     c->verdict = s->median <= g->max_total_s ? PS_GATE_PASS : PS_GATE_FAIL;
@@ -254,6 +385,65 @@ static void check_published(struct gate *g)
     }
 }
 
+/* One field of a run against the pin's: what differs, as text; false if they are the same. */
+static bool field_differs(const struct ps_compare_run *run, const struct ps_compare_run *pin, unsigned field,
+                          char *out, size_t size)
+{
+    const char *ours, *theirs;
+    if (field == PS_GATE_WORLD_SIZE) {
+        snprintf(out, size, "world size %u, pinned %u", run->world_size, pin->world_size);
+        return run->world_size != pin->world_size;
+    }
+    ours = field == PS_GATE_COMMIT      ? run->commit
+           : field == PS_GATE_DATA_HASH ? run->dataset_hash
+                                        : run->device;
+    theirs = field == PS_GATE_COMMIT      ? pin->commit
+             : field == PS_GATE_DATA_HASH ? pin->dataset_hash
+                                          : pin->device;
+    const char *name = field == PS_GATE_COMMIT      ? "commit"
+                       : field == PS_GATE_DATA_HASH ? "data hash"
+                                                    : "device";
+    if (!theirs || !*theirs)
+        snprintf(out, size, "the pin has no %s", name);
+    else if (!ours || !*ours)
+        snprintf(out, size, "%s not recorded", name);
+    else
+        snprintf(out, size, "%s %.36s, pinned %.36s", name, ours, theirs);
+    return !ours || !*ours || !theirs || !*theirs || strcmp(ours, theirs) != 0;
+}
+
+/* A pinned baseline speaks of one commit, data set, world size and device. 1, or 0 after saying what differs.
+ */
+static int check_pin(struct gate *g)
+{
+    const struct ps_compare_run *pin = g->baseline;
+    struct ps_gate_check *c = add(g, PS_GATE_PASS, "provenance is the pinned one");
+    char held[80], free_ones[80];
+    ps_gate_format_fields(~pin->pin_free, held, sizeof held);
+    ps_gate_format_fields(pin->pin_free, free_ones, sizeof free_ones);
+    snprintf(c->run, sizeof c->run, "%s", run_name(&g->runs[0]));
+    snprintf(c->wanted, sizeof c->wanted, "%.50s as in %.40s%s%.40s", held, run_name(pin),
+             *free_ones ? "; free: " : "", free_ones);
+    snprintf(c->actual, sizeof c->actual, "the same");
+    for (size_t i = 0; i < g->count; i++) {
+        size_t n = 0;
+        for (size_t k = 0; k < field_count; k++) {
+            char text[128];
+            if ((pin->pin_free & fields[k].field) ||
+                !field_differs(&g->runs[i], pin, fields[k].field, text, sizeof text))
+                continue;
+            c->verdict = PS_GATE_UNDECIDED;
+            if (n < sizeof c->actual)
+                n += (size_t)snprintf(c->actual + n, sizeof c->actual - n, "%s%s", n ? "; " : "", text);
+        }
+        if (n) {
+            snprintf(c->run, sizeof c->run, "%s", run_name(&g->runs[i]));
+            return 0;
+        }
+    }
+    return 1;
+}
+
 /* Whether the baseline run can be used at all: 1, or 0 after a check that says why not. */
 static int check_provenance(struct gate *g, const struct ps_compare_row *base)
 {
@@ -280,7 +470,7 @@ static int check_provenance(struct gate *g, const struct ps_compare_row *base)
         }
     snprintf(c->actual, sizeof c->actual, "yes; world size %u, baseline %u", g->runs[0].world_size,
              g->baseline->world_size);
-    return 1;
+    return !g->baseline->pinned || check_pin(g);
 }
 
 static int check_baseline_run(struct gate *g, struct ps_error *err)
@@ -367,11 +557,16 @@ static int run_checks(struct gate *g, struct ps_error *err)
     const struct ps_compare_run *published = g->baseline && g->baseline->threshold_only ? g->baseline : NULL;
     struct ps_gate_result *r = g->result;
     int code = 0;
+    g->bounded = g->limits->early;
+    check_count(g);
     for (size_t i = 0; i < g->count; i++)
         check_state(g, i);
     check_repetitions(g);
+    g->bounded = g->bounded && !g->complete;
     if (g->complete)
         code = gather(g, err);
+    else if (g->bounded)
+        code = gather_best(g, err);
     if (code)
         return code;
     if (published)
@@ -404,7 +599,7 @@ int ps_gate_evaluate(const struct ps_gate_limits *limits, const struct ps_compar
     int code = validate(limits, runs, count, baseline, &min_accuracy, err);
     if (code)
         return code;
-    g.capacity = count * 3 + 9; /* three per run, eight over all, one spare */
+    g.capacity = count * 3 + 11; /* three per run, ten over all, one spare */
     g.rows = calloc(count, sizeof *g.rows);
     g.result = calloc(1, sizeof *g.result);
     if (g.result)
