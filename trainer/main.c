@@ -113,7 +113,7 @@ struct job {
     struct ps_backend *backend;
     struct ps_checkpoint *resume;
     struct ps_report *report;
-    char *spool_dir; /* for the report; NULL: none */
+    char *spool_dir;          /* for the report; NULL: none */
     struct ps_runlog *runlog; /* rank 0 */
     char training[PS_TRAINING_ID];
     struct ps_trace *trace;

@@ -100,7 +100,7 @@ def case_output():
                         out), out
     assert b"\r" not in out and "\r" not in err and "\033" not in err  # no progress bar where there is no terminal
     assert sorted(os.listdir(path("a", "b", "c"))) == sorted(
-        f"epoch_{e}.{kind}" for e in (1, 2, 3) for kind in ("state", "safetensors"))
+        [f"epoch_{e}.{kind}" for e in (1, 2, 3) for kind in ("state", "safetensors")] + ["run.jsonl"])
     _, about = tensors(read("a", "b", "c", "epoch_3.state"))
     assert about["step"] == "9" and about["batches"] == "15" and about["optimizer"] == "adam", about
     weights, _ = tensors(read("a", "b", "c", "epoch_3.safetensors"))
@@ -126,7 +126,8 @@ def case_no_room():
                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)))
     assert process.returncode == 1, process.stderr
     one_line(process.stderr.splitlines()[-1] + "\n", "cannot write", "epoch_1.state", "too large")
-    assert os.listdir(path("small")) == [], os.listdir(path("small"))
+    assert os.listdir(path("small")) == ["run.jsonl"], os.listdir(path("small"))
+    assert json.loads(read("small", "run.jsonl").splitlines()[-1])["state"] == "failed"
 
 
 def case_terminal():
