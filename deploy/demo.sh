@@ -111,9 +111,9 @@ two=(--run 2-processes --batch 32 --threads "$half" --output_dir "$work/2-proces
     --init_method "tcp://127.0.0.1:$(free_port 29555)" --world_size 2)
 "$bin/paramsync-train" "${common[@]}" "${two[@]}" --rank 1 2>"$work/rank-1.log" &
 rank1=$!
-pids+=($rank1)
+pids+=("$rank1")
 "$bin/paramsync-train" "${common[@]}" "${two[@]}" --rank 0
-wait $rank1
+wait "$rank1"
 
 say "6/6 Results"
 "$bin/paramsync" compare 1-process 2-processes sample-1 sample-16 --target 0.25

@@ -35,6 +35,7 @@ if [ "$want_tests" = 1 ]; then
         git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev
         python3-numpy python3-torch python3-grpcio python3-grpc-tools python3-pil
         sqlite3 iproute2 procps xz-utils chromium fonts-noto-cjk
+        nginx-light prometheus shellcheck strace python3-yaml openssl systemd man-db
     )
 fi
 # Any node from 18 on will do; Debian's own comes with npm as a package of its own.
@@ -70,4 +71,5 @@ if [ "$(id -u)" != 0 ]; then
 fi
 echo "Installing ${#missing[@]} packages: ${missing[*]}" >&2
 "${as_root[@]}" apt-get update -q >&2
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >&2
+# RUNLEVEL=1: what the tests need of nginx and Prometheus are the programs, not services that listen.
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends "${missing[@]}" >&2

@@ -126,7 +126,7 @@ static const struct ps_option rows[] = {
     {.name = "sidecar",
      .type = PS_TYPE_STRING,
      .offset = offsetof(struct launch_settings, common.sidecar),
-     .value = "auto|HOST:PORT",
+     .value = "auto|none|HOST:PORT",
      .environment = "PARAMSYNC_SIDECAR",
      .help = "the sidecar the ranks report to; auto: one of the job's own on node 0",
      .group = "Sidecar"},
@@ -425,8 +425,8 @@ static int start_ranks(struct job *job, int first_rank, int world_size, int port
     add(pairs, &count, "TORCHELASTIC_USE_AGENT_STORE", "False"); /* rank 0 listens on MASTER_PORT itself */
     add(pairs, &count, "PARAMSYNC_JOB_SECRET", job->ranks_secret);
     add(pairs, &count, "PARAMSYNC_TRAINING", job->training);
-    if (job->sidecar_address[0])
-        add(pairs, &count, "PARAMSYNC_SIDECAR", job->sidecar_address);
+    /* none: nor the one that this program's environment names */
+    add(pairs, &count, "PARAMSYNC_SIDECAR", job->sidecar_address[0] ? job->sidecar_address : NULL);
     if (job->token[0])
         add(pairs, &count, "PARAMSYNC_TOKEN", job->token);
     if (job->settings->run)
