@@ -4,5 +4,5 @@ set -euo pipefail
 cd "$PS_SOURCE"
 command -v clang-format >/dev/null || { echo "no clang-format"; exit 77; }
 clang-format --version | grep -q 'version 14\.' || { echo "clang-format is not version 14"; exit 77; }
-find services db trainer tests cmake \( -name '*.c' -o -name '*.h' -o -name '*.cc' \) -not -path '*/node_modules/*' -print0 |
+find services db trainer tests cmake \( -name '*.c' -o -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -not -path '*/node_modules/*' -print0 |
     xargs -0 clang-format --dry-run -Werror

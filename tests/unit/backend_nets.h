@@ -241,8 +241,9 @@ static struct ps_backend *bench_create(const struct bench *t, const struct ps_ba
                                        .training = true};
     if (ops->create(&config, &b, &err) != 0)
         fail_msg("create: %s", err.message);
-    assert_int_equal(ops->write(b, PS_STATE_PARAMS, 0, t->model->param_elements, t->params, &err), 0);
-    assert_int_equal(ops->write(b, PS_STATE_BUFFERS, 0, t->model->buffer_elements, t->buffers, &err), 0);
+    if (ops->write(b, PS_STATE_PARAMS, 0, t->model->param_elements, t->params, &err) != 0 ||
+        ops->write(b, PS_STATE_BUFFERS, 0, t->model->buffer_elements, t->buffers, &err) != 0)
+        fail_msg("write: %s", err.message);
     return b;
 }
 
