@@ -160,6 +160,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
     pthread_cond_init(&store->work, NULL);
     pthread_mutex_init(&store->readers_lock, NULL);
     pthread_cond_init(&store->reader_free, NULL);
+    pthread_cond_init(&store->readers_idle, NULL);
     int code = 0;
     struct statfs fs;
     store->path = ps_path_join(config->dir, config->file ? config->file : PS_STORE_FILE);
@@ -222,6 +223,7 @@ struct ps_store *ps_store_free(struct ps_store *store)
     pthread_cond_destroy(&store->work);
     pthread_mutex_destroy(&store->readers_lock);
     pthread_cond_destroy(&store->reader_free);
+    pthread_cond_destroy(&store->readers_idle);
     free(store->path);
     free(store);
     return NULL;
@@ -415,6 +417,59 @@ static bool give_back_pages(struct ps_conn *conn)
     return free_pages > 0 && free_pages < before;
 }
 
+static uint64_t file_size(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) ? 0 : (uint64_t)st.st_size;
+}
+
+static uint64_t log_size(const struct ps_store *store)
+{
+    char *path;
+    uint64_t size = 0;
+    if (asprintf(&path, "%s-wal", store->path) >= 0) {
+        size = file_size(path);
+        free(path);
+    }
+    return size;
+}
+
+/* The log grows for as long as one reader after the other begins before the last has ended, since it can only
+ * be started anew when nobody reads it. So when it is large, no read begins until those under way have ended.
+ */
+static void bound_log(struct ps_store *store)
+{
+    const uint64_t most = store->config.log_bytes ? store->config.log_bytes : 32 << 20;
+    int64_t now = ps_monotonic_ns();
+    if (log_size(store) <= most) {
+        store->log_held = false;
+        return;
+    }
+    if (store->log_held &&
+        now - store->log_tried_ns < PS_NS_PER_S) /* another program's reader: not at every commit */
+        return;
+    store->log_tried_ns = now;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++; /* a read takes milliseconds; one that hangs must not stop the writer for good */
+    pthread_mutex_lock(&store->readers_lock);
+    store->gate = true;
+    while (store->free_count < store->reader_count &&
+           pthread_cond_timedwait(&store->readers_idle, &store->readers_lock, &until) == 0)
+        ;
+    pthread_mutex_unlock(&store->readers_lock);
+    int64_t busy = 1;
+    sqlite3_busy_timeout(store->writer.db, 50);
+    if (ps_sql_int(&store->writer, 1, &busy, NULL, "PRAGMA wal_checkpoint(TRUNCATE)", ""))
+        busy = 1;
+    sqlite3_busy_timeout(store->writer.db, PS_SQL_BUSY_MS);
+    store->log_held = busy != 0;
+    pthread_mutex_lock(&store->readers_lock);
+    store->gate = false;
+    pthread_cond_broadcast(&store->reader_free);
+    pthread_mutex_unlock(&store->readers_lock);
+}
+
 static void *writer_main(void *argument)
 {
     enum { group_max = 512 };
@@ -460,6 +515,7 @@ static void *writer_main(void *argument)
             }
         }
         finish_group(store, first, count, commits);
+        bound_log(store);
     }
 }
 
@@ -493,7 +549,7 @@ int ps_store_write(struct ps_store *store, ps_op_run run, void (*reset)(void *ar
 int ps_read_begin(struct ps_store *store, struct ps_conn **ret_conn, struct ps_error *err)
 {
     pthread_mutex_lock(&store->readers_lock);
-    while (!store->free_count)
+    while (!store->free_count || store->gate)
         pthread_cond_wait(&store->reader_free, &store->readers_lock);
     struct ps_conn *conn = store->readers[--store->free_count];
     pthread_mutex_unlock(&store->readers_lock);
@@ -513,17 +569,13 @@ void ps_read_end(struct ps_store *store, struct ps_conn *conn)
         ps_sql_run(conn, NULL, "COMMIT", "");
     pthread_mutex_lock(&store->readers_lock);
     store->readers[store->free_count++] = conn;
+    if (store->gate && store->free_count == store->reader_count)
+        pthread_cond_signal(&store->readers_idle);
     pthread_cond_signal(&store->reader_free);
     pthread_mutex_unlock(&store->readers_lock);
 }
 
 /* ---- State ---- */
-
-static uint64_t file_size(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) ? 0 : (uint64_t)st.st_size;
-}
 
 int ps_store_get_stats(struct ps_store *store, struct ps_store_stats *ret_stats, struct ps_error *err)
 {
@@ -568,11 +620,8 @@ int ps_store_get_stats(struct ps_store *store, struct ps_store_stats *ret_stats,
     memcpy(stats.last_error, store->last_error, sizeof stats.last_error);
     pthread_mutex_unlock(&store->lock);
     stats.file_bytes = file_size(store->path);
-    char *wal;
-    if (asprintf(&wal, "%s-wal", store->path) >= 0) {
-        stats.wal_bytes = file_size(wal);
-        free(wal);
-    }
+    stats.wal_bytes = log_size(store);
+    stats.log_held = store->log_held;
     *ret_stats = stats;
     return 0;
 }

@@ -48,6 +48,7 @@ struct ps_store_config {
     bool read_only;
     int readers;           /* connections for reading; 0: 4 */
     uint32_t block_points; /* step points of a series that are packed into one block; 0: 256 */
+    uint32_t log_bytes;    /* above it the write-ahead log is started anew, between two reads; 0: 32 MiB */
     uint32_t max_pages;    /* bound on the file, in pages of 4 KiB; 0: none. For tests of a full disk */
     /* Called for every event, in the order of their ids, by the writer thread once the event is durable and
      * before the operation that made it returns. Must be quick and must not call the store. May be NULL. */
@@ -479,6 +480,7 @@ struct ps_store_stats {
     uint64_t failed_operations;
     uint64_t queue_depth; /* operations waiting now */
     uint64_t file_bytes, wal_bytes;
+    bool log_held;        /* another program reads for so long that the log can't be started anew */
     bool disk_full;       /* the last write failed for want of space */
     char last_error[256]; /* of the last transaction that failed as a whole; empty after a good one */
 };

@@ -64,6 +64,8 @@ double ps_sql_bits(sqlite3_stmt *stmt, int column);
 
 /* ---- Schema ---- */
 
+enum { PS_SQL_BUSY_MS = 5000 }; /* how long a connection waits for others */
+
 struct ps_migration {
     const char *name;
     const unsigned char *sql;
@@ -145,10 +147,13 @@ struct ps_store {
     int last_code;
     char last_error[256];
 
+    atomic_bool log_held;
+    int64_t log_tried_ns; /* the writer's: when it last tried to start the log anew; monotonic */
     atomic_uint_fast64_t points_stored, batches_replayed;
 
     pthread_mutex_t readers_lock; /* guards the list of free readers */
-    pthread_cond_t reader_free;
+    pthread_cond_t reader_free, readers_idle;
+    bool gate; /* no read begins: the log is being started anew */
     struct ps_conn **readers;
     int reader_count, free_count;
 };

@@ -122,7 +122,7 @@ int ps_sql_exec(sqlite3 *db, const char *sql, struct ps_error *err)
 static int set_options(sqlite3 *db, bool read_only, struct ps_error *err)
 {
     sqlite3_extended_result_codes(db, 1);
-    sqlite3_busy_timeout(db, 5000);
+    sqlite3_busy_timeout(db, PS_SQL_BUSY_MS);
     if (sqlite3_db_config(db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL) != SQLITE_OK ||
         sqlite3_db_config(db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL) != SQLITE_OK ||
         sqlite3_db_config(db, SQLITE_DBCONFIG_ENABLE_FKEY, 1, NULL) != SQLITE_OK ||

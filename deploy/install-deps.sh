@@ -33,7 +33,7 @@ packages=(
 if [ "$want_tests" = 1 ]; then
     packages+=(
         git libcmocka-dev clang clang-format clang-tidy libclang-rt-14-dev
-        python3-numpy python3-torch python3-grpcio python3-grpc-tools python3-pil
+        libgrpc++-dev protobuf-compiler-grpc python3-numpy python3-torch python3-grpcio python3-grpc-tools python3-pil
         sqlite3 iproute2 procps xz-utils chromium fonts-noto-cjk
         nginx-light prometheus shellcheck strace python3-yaml openssl systemd man-db
     )

@@ -3,6 +3,7 @@
 
 #include "services/base/clock.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -129,4 +130,22 @@ void ps_make_id(char out[27])
         }
     }
     out[26] = '\0';
+}
+
+int ps_parse_bytes(const char *text, double *ret_bytes)
+{
+    char *end = NULL;
+    if (!isdigit((unsigned char)*text) || (text[0] == '0' && (text[1] == 'x' || text[1] == 'X')))
+        return -1; /* strtod would take signs, hex, inf and nan */
+    double value = strtod(text, &end);
+    static const char units[] = "kKmMgG";
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    if (*end && (!unit || end[1]))
+        return -1;
+    for (int i = 0; unit && i <= (unit - units) / 2; i++)
+        value *= 1024;
+    if (!isfinite(value) || value > 1e18)
+        return -1;
+    *ret_bytes = value;
+    return 0;
 }

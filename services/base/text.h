@@ -26,4 +26,7 @@ int ps_parse_host_port(const char *text, char *ret_host, size_t host_size, int *
  * milliseconds, 80 random bits), NUL-terminated. Thread-safe. */
 void ps_make_id(char out[27]);
 
+/* A number of bytes: "1000000", "500k", "1.5M", "2G" (powers of 1024). 0, or -1 for another text. */
+int ps_parse_bytes(const char *text, double *ret_bytes);
+
 #endif

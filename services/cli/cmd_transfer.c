@@ -4,6 +4,7 @@
 
 #include "services/base/clock.h"
 #include "services/base/fs.h"
+#include "services/base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,19 +182,13 @@ static int output_path(struct paramsync_client *client, const char *run, struct 
     return *ret_path ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
 }
 
-/* "10M", "500k", "1000000"; k, M and G are powers of 1024. */
 static int parse_rate(const char *text, uint64_t *ret, struct ps_error *err)
 {
-    char *end = NULL;
-    double value = text[0] >= '0' && text[0] <= '9' ? strtod(text, &end) : 0;
-    static const char units[] = "kMG";
-    const char *unit = end && *end ? strchr(units, *end == 'K' ? 'k' : *end) : NULL;
-    for (const char *u = units; unit && u <= unit; u++)
-        value *= 1024;
-    if (!end || (*end && (!unit || end[1])) || !(value >= 1) || value > 1e15)
+    double bytes;
+    if (ps_parse_bytes(text, &bytes) || bytes < 1)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--limit-rate %.40s: must be bytes a second, such as 10M",
                        text);
-    *ret = (uint64_t)value;
+    *ret = (uint64_t)bytes;
     return 0;
 }
 

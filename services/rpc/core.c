@@ -226,6 +226,9 @@ grpc_slice ps_rpc_details_slice(const char *text, size_t max)
         in += length;
         out += length;
     }
+    /* HTTP/2 allows no blank at the end of a header (RFC 9113, 8.2.1): clients let go of all of it. */
+    while (out && copy[out - 1] == ' ')
+        out--;
     grpc_slice slice = grpc_slice_from_copied_buffer(copy, out);
     free(copy);
     return slice;

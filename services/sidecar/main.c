@@ -4,6 +4,7 @@
 #include "services/base/clock.h"
 #include "services/base/fs.h"
 #include "services/base/log.h"
+#include "services/base/text.h"
 #include "services/sidecar/config.h"
 #include "services/sidecar/http.h"
 #include "services/sidecar/rpc_handlers.h"
@@ -19,7 +20,8 @@ struct settings {
     const char *data_dir, *grpc_listen, *http_listen, *allow_host, *config;
     const char *tls_cert, *tls_key, *tls_ca, *token_file, *log_level;
     bool insecure, help, version;
-    const char *register_root;
+    const char *register_root, *peer_rate;
+    double peer_calls;
     double lost_after, grace, rollup_after;
     int64_t keep_last, keep_best;
 };
@@ -79,6 +81,20 @@ static const struct ps_option rows[] = {
      .help = "callers must show a token of this file: one a line, ROLE TOKEN with a role of read, write or "
              "admin; a first line without a role is an admin's. Instead of it, PARAMSYNC_TOKEN may hold one. "
              "SIGHUP reads this file and the three above again"},
+    {.name = "peer-calls",
+     .type = PS_TYPE_DOUBLE,
+     AT(peer_calls),
+     .value = "N",
+     .fallback = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "calls a second that one address may make; 0: no bound"},
+    {.name = "peer-rate",
+     .type = PS_TYPE_STRING,
+     AT(peer_rate),
+     .value = "BYTES",
+     .fallback = "0",
+     .help = "bytes a second of checkpoints to or from one address, 50M is 50 MiB; 0: no bound"},
     {.name = "insecure",
      .type = PS_TYPE_BOOL,
      AT(insecure),
@@ -303,6 +319,7 @@ struct program {
     struct settings settings;
     struct ps_config_file *file;
     char *token, *tls_cert, *tls_key, *tls_ca, *hosts; /* token: the text of the token file */
+    double peer_bytes_per_s;
     struct ps_service *service;
     struct ps_rpc_server *rpc;
     struct ps_http *http;
@@ -385,6 +402,8 @@ static int start(struct program *p, struct ps_error *err)
                                         .token_source = p->settings.token_file,
                                         .lost_after_s = p->settings.lost_after,
                                         .register_root = p->settings.register_root,
+                                        .peer_calls_per_s = p->settings.peer_calls,
+                                        .peer_bytes_per_s = p->peer_bytes_per_s,
                                         .keep_last = (uint32_t)p->settings.keep_last,
                                         .keep_best = (uint32_t)p->settings.keep_best,
                                         .roll_up_after_s = p->settings.rollup_after};
@@ -516,6 +535,9 @@ int main(int argc, char **argv)
         printf("paramsyncd %s\n", PARAMSYNC_VERSION);
         return 0;
     }
+    if (!code && ps_parse_bytes(program.settings.peer_rate, &program.peer_bytes_per_s))
+        code = ps_fail(&err, PS_INVALID_ARGUMENT, "--peer-rate %.40s: must be bytes a second, such as 50M",
+                       program.settings.peer_rate);
     if (!code)
         code = read_secrets(&program, &err);
     if (code) { /* what was asked for is wrong, whatever the system's reason */

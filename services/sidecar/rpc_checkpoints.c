@@ -6,6 +6,7 @@
 #include "services/sidecar/tensors.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -51,6 +52,27 @@ static int send_checkpoint(struct ps_rpc_call *call, const struct ps_checkpoint 
     return ps_rpc_send(call, &out.message.base, err);
 }
 
+/* Keeps a stream below so many bytes a second by waiting between chunks. */
+struct pace {
+    struct ps_limits *limits; /* of the peer as a whole */
+    uint64_t bytes_per_s;     /* of this stream; 0: no bound */
+    int64_t due_ns;           /* monotonic: when the next chunk may go */
+};
+
+static int keep_pace(struct ps_rpc_call *call, struct pace *pace, size_t bytes, struct ps_error *err)
+{
+    double wait_s = ps_limits_bytes(pace->limits, ps_rpc_peer(call), bytes);
+    if (pace->bytes_per_s) {
+        int64_t now = ps_monotonic_ns();
+        wait_s = fmax(wait_s, (double)(pace->due_ns - now) * 1e-9);
+        pace->due_ns = (pace->due_ns > now ? pace->due_ns : now) +
+                       (int64_t)((double)bytes / (double)pace->bytes_per_s * 1e9);
+    }
+    /* A stream that nobody wakes: only its end and the drain cut this short. */
+    int code = wait_s > 0 ? ps_rpc_wait(call, wait_s, err) : 0;
+    return code < 0 ? code : 0;
+}
+
 /* ---- PutCheckpoint ---- */
 
 static int begin_upload(struct ps_service *service, const Paramsync__V1__PutCheckpointHeader *header,
@@ -70,6 +92,13 @@ static int begin_upload(struct ps_service *service, const Paramsync__V1__PutChec
     return ps_upload_begin(service, header->run, &checkpoint, ret_upload, err);
 }
 
+static int take_chunk(struct ps_rpc_call *call, struct pace *pace, struct ps_upload *upload,
+                      const Paramsync__V1__Chunk *chunk, struct ps_error *err)
+{
+    int code = ps_upload_data(upload, chunk->offset, chunk->data.data, chunk->data.len, chunk->crc32c, err);
+    return code ? code : keep_pace(call, pace, chunk->data.len, err);
+}
+
 PS_HANDLER(ps_handle_put_checkpoint)
 {
     (void)message;
@@ -77,6 +106,7 @@ PS_HANDLER(ps_handle_put_checkpoint)
     struct ps_upload *upload = NULL;
     ProtobufCMessage *received;
     int code;
+    struct pace pace = {.limits = service->limits};
     bool known = false;
     while (!known && (code = ps_rpc_recv(call, &received, err)) == 1) {
         const Paramsync__V1__PutCheckpointRequest *request = (const void *)received;
@@ -85,8 +115,7 @@ PS_HANDLER(ps_handle_put_checkpoint)
         if (!upload && is_header)
             code = begin_upload(service, request->header, &upload, err);
         else if (upload && is_chunk)
-            code = ps_upload_data(upload, request->chunk->offset, request->chunk->data.data,
-                                  request->chunk->data.len, request->chunk->crc32c, err);
+            code = take_chunk(call, &pace, upload, request->chunk, err);
         else
             code = ps_fail(err, PS_INVALID_ARGUMENT,
                            upload ? "part: only chunks may follow the header"
@@ -341,25 +370,6 @@ PS_HANDLER(ps_handle_delete_checkpoint)
 
 /* ---- PullCheckpoint ---- */
 
-/* Keeps a stream below so many bytes a second by waiting between chunks. */
-struct pace {
-    uint64_t bytes_per_s; /* 0: no bound */
-    int64_t due_ns;       /* monotonic: when the next chunk may go */
-};
-
-static int keep_pace(struct ps_rpc_call *call, struct pace *pace, size_t bytes, struct ps_error *err)
-{
-    if (!pace->bytes_per_s)
-        return 0;
-    int64_t now = ps_monotonic_ns();
-    double wait_s = (double)(pace->due_ns - now) * 1e-9;
-    pace->due_ns = (pace->due_ns > now ? pace->due_ns : now) +
-                   (int64_t)((double)bytes / (double)pace->bytes_per_s * 1e9);
-    /* A stream that nobody wakes: only its end and the drain cut this short. */
-    int code = wait_s > 0 ? ps_rpc_wait(call, wait_s, err) : 0;
-    return code < 0 ? code : 0;
-}
-
 /* The digest is taken of what is sent (and of what a resumed pull has already), so that a file that has
  * rotted on the disk ends as DATA_LOSS also for a client that does not look itself. */
 static int send_content(struct ps_rpc_call *call, const struct content *content, const char *filename,
@@ -426,7 +436,7 @@ PS_HANDLER(ps_handle_pull_checkpoint)
     if (request->max_bytes_per_s && request->max_bytes_per_s / 8 < chunk_bytes)
         chunk_bytes =
             request->max_bytes_per_s / 8 < CHUNK_MIN ? CHUNK_MIN : (uint32_t)(request->max_bytes_per_s / 8);
-    struct pace pace = {.bytes_per_s = request->max_bytes_per_s, .due_ns = ps_monotonic_ns()};
+    struct pace pace = {service->limits, request->max_bytes_per_s, ps_monotonic_ns()};
     code = open_content(call, service, &checkpoint, request->tensors, request->n_tensors, request->dtype,
                         &content, err);
     if (code) {

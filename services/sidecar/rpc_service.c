@@ -89,6 +89,11 @@ int ps_sidecar_intercept(struct ps_rpc_call *call, void *context, struct ps_erro
     struct ps_service *service = context;
     const char *header = ps_rpc_metadata(call, "authorization");
     const char *token = header && strncasecmp(header, "Bearer ", 7) == 0 ? header + 7 : NULL;
+    double wait_s;
+    if (!ps_limits_call(service->limits, ps_rpc_peer(call), &wait_s))
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED,
+                       "more calls from this address than --peer-calls allows: try again in %.0f ms",
+                       wait_s * 1e3 + 1);
     enum ps_role role = ps_access_role(service->access, token), needed = needed_role(ps_rpc_path(call));
     if (role == PS_ROLE_NONE)
         return ps_fail(err, PS_UNAUTHENTICATED,

@@ -286,7 +286,10 @@ int ps_service_open(const struct ps_service_config *config, struct ps_service **
     service->hub = ps_hub_new();
     service->meetings = ps_meetings_new(service->clock);
     service->access = ps_access_new();
-    int code = service->live && service->hub && service->meetings && service->access ? 0 : no_memory(err);
+    service->limits = ps_limits_new(service->clock, config->peer_calls_per_s, config->peer_bytes_per_s);
+    int code = service->live && service->hub && service->meetings && service->access && service->limits
+                   ? 0
+                   : no_memory(err);
     if (!code)
         code = ps_access_load(service->access, config->token,
                               config->token_source ? config->token_source : "PARAMSYNC_TOKEN", err);
@@ -331,6 +334,7 @@ struct ps_service *ps_service_free(struct ps_service *service)
     pthread_mutex_destroy(&service->blobs_lock);
     pthread_mutex_destroy(&service->pulls_lock);
     ps_access_free(service->access);
+    ps_limits_free(service->limits);
     if (service->register_fd >= 0)
         close(service->register_fd);
     free(service->register_root);

@@ -10,6 +10,7 @@
 #include "services/sidecar/access.h"
 #include "services/sidecar/blobs.h"
 #include "services/sidecar/hub.h"
+#include "services/sidecar/limits.h"
 #include "services/sidecar/rendezvous.h"
 
 #include <pthread.h>
@@ -27,7 +28,8 @@ struct ps_service_config {
     /* Checkpoints of each run and format that stay when a new one comes: the last so many and the best so
      * many; the last and the best always do. Both 0: all. */
     uint32_t keep_last, keep_best;
-    double roll_up_after_s;       /* step points of runs that ended so long ago are thinned out; 0: never */
+    double roll_up_after_s; /* step points of runs that ended so long ago are thinned out; 0: never */
+    double peer_calls_per_s, peer_bytes_per_s; /* of one address; 0: no bound */
     const char *register_root;    /* folder beneath which checkpoints may be registered; NULL: none may */
     double abandoned_after_s;     /* a created run that never reported is lost after this long; 0: 600 */
     struct ps_store_config store; /* dir, the callbacks and their context are filled in here */
@@ -37,6 +39,7 @@ struct ps_service {
     struct ps_store *store;
     struct ps_blobs *blobs;
     struct ps_hub *hub;
+    struct ps_limits *limits;
     struct ps_meetings *meetings; /* the Rendezvous service's */
     const struct ps_clock *clock;
     struct ps_live *live;

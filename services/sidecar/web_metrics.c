@@ -51,6 +51,9 @@ int ps_web_metrics(struct ps_service *service, size_t streams, struct ps_buf *ou
     metric(out, "paramsync_store_queue_depth", "gauge", "Operations waiting for the writer.", s.queue_depth);
     metric(out, "paramsync_store_bytes", "gauge", "Size of the database file.", s.file_bytes);
     metric(out, "paramsync_store_wal_bytes", "gauge", "Size of the write-ahead log.", s.wal_bytes);
+    metric(out, "paramsync_store_wal_held", "gauge",
+           "1 while another program's long read keeps the write-ahead log from being started anew.",
+           s.log_held);
     metric(out, "paramsync_store_disk_full", "gauge", "1 while writes fail for want of space.", s.disk_full);
     metric(out, "paramsync_watchers", "gauge", "Subscriptions to the event hub.",
            ps_hub_subscribers(service->hub));

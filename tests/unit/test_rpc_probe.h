@@ -63,6 +63,11 @@ static inline int probe_common(struct ps_rpc_call *call, const Note *note, struc
     const char *text = note->text;
     if (!strcmp(text, "fail"))
         return ps_fail(err, (int)note->number, "failed as asked: %s", note->n_words ? note->words[0] : "");
+    if (!strcmp(text, "status")) { /* the message to the byte, where ps_fail makes one line of it */
+        err->code = (int)note->number;
+        snprintf(err->message, sizeof err->message, "%s", note->n_words ? note->words[0] : "");
+        return err->code;
+    }
     if (!strcmp(text, "hold")) {
         pthread_mutex_lock(&probe->lock);
         while (!probe->open)

@@ -12,10 +12,12 @@
 
 #include <fcntl.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 struct fixture {
@@ -1176,6 +1178,85 @@ static int64_t version_of(const char *path, const char *sql)
     return value;
 }
 
+/* ---- The log ---- */
+
+struct overlapping_readers {
+    struct ps_store *store;
+    atomic_bool stop;
+};
+
+/* Each read outlasts the beginning of the next reader's. */
+static void *read_for_ever(void *argument)
+{
+    struct overlapping_readers *r = argument;
+    const struct timespec hold = {.tv_nsec = 2000000};
+    while (!r->stop) {
+        struct ps_conn *conn;
+        int64_t runs;
+        struct ps_error err = {0};
+        if (ps_read_begin(r->store, &conn, &err))
+            abort();
+        if (ps_sql_int(conn, 0, &runs, &err, "SELECT count(*) FROM runs", "") || runs != 1)
+            abort();
+        nanosleep(&hold, NULL); /* what makes them overlap */
+        ps_read_end(r->store, conn);
+    }
+    return NULL;
+}
+
+static void append_rounds(struct fixture *f, uint64_t first, uint64_t rounds, uint64_t *largest)
+{
+    struct ps_point points[100];
+    for (uint64_t seq = first; seq < first + rounds; seq++) {
+        bool stored;
+        for (size_t i = 0; i < 100; i++)
+            points[i] = (struct ps_point){
+                .name = i % 2 ? "a" : "b", .step = seq * 100 + i, .value = (double)(seq * i)};
+        ok(ps_store_append_steps(f->store, "r", 0, 1, seq, points, 100, &stored, NULL, &err));
+        struct ps_store_stats stats;
+        if (seq % 50 == 0) {
+            ok(ps_store_get_stats(f->store, &stats, &err));
+            *largest = stats.wal_bytes > *largest ? stats.wal_bytes : *largest;
+        }
+    }
+}
+
+static void test_log_is_bounded(void **state)
+{
+    struct fixture *f = *state;
+    f->config.readers = 4;
+    f->config.log_bytes = 1 << 20;
+    reopen(f);
+    create_only(f, "r", false);
+    struct overlapping_readers readers = {.store = f->store};
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, read_for_ever, &readers), 0);
+    uint64_t largest = 0;
+    append_rounds(f, 1, 1500, &largest);
+    readers.stop = true;
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    assert_in_range(largest, 1, 4 << 20);
+
+    /* Another program's read: told, and over once that ends. */
+    sqlite3 *other;
+    struct ps_store_stats stats;
+    assert_int_equal(sqlite3_open(f->store->path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN; SELECT count(*) FROM runs", NULL, NULL, NULL), SQLITE_OK);
+    append_rounds(f, 1501, 400, &largest);
+    ok(ps_store_get_stats(f->store, &stats, &err));
+    assert_true(stats.log_held);
+    sqlite3_close(other);
+    const struct timespec second = {.tv_sec = 1, .tv_nsec = 100000000}; /* it is not tried at every commit */
+    nanosleep(&second, NULL);
+    append_rounds(f, 1901, 1, &largest);
+    append_rounds(f, 1902, 1, &largest);
+    ok(ps_store_get_stats(f->store, &stats, &err));
+    assert_false(stats.log_held);
+    assert_in_range(stats.wal_bytes, 0, 1 << 20);
+}
+
 static void test_migrations(void **state)
 {
     struct fixture *f = *state;
@@ -1234,6 +1315,7 @@ int main(void)
         TEST(test_foreign_files),
         TEST(test_file_systems),
         TEST(test_options_of_connections),
+        TEST(test_log_is_bounded),
         TEST(test_migrations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -83,14 +83,29 @@ static void test_ids_sort_by_time_and_differ(void **state)
     assert_true(strncmp(a, b, 10) <= 0);
 }
 
+static void test_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double bytes; /* negative: refused */
+    } cases[] = {{"0", 0},          {"1000", 1000},       {"1k", 1024}, {"10M", 10485760},
+                 {"1.5m", 1572864}, {"2G", 2147483648.0}, {"", -1},     {"M", -1},
+                 {"-1", -1},        {"0x10", -1},         {"5MB", -1},  {"nan", -1},
+                 {"inf", -1},       {"1e300", -1},        {"7 M", -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double bytes = -1;
+        assert_int_equal(ps_parse_bytes(cases[i].text, &bytes), cases[i].bytes < 0 ? -1 : 0);
+        assert_true(bytes == cases[i].bytes);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_utf8),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_run_names),
-        cmocka_unit_test(test_host_port),
-        cmocka_unit_test(test_ids_sort_by_time_and_differ),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_numbers),   cmocka_unit_test(test_run_names),
+        cmocka_unit_test(test_host_port), cmocka_unit_test(test_ids_sort_by_time_and_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
