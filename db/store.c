@@ -24,6 +24,8 @@ extern const unsigned char ps_schema_0002[];
 extern const size_t ps_schema_0002_size;
 extern const unsigned char ps_schema_0003[];
 extern const size_t ps_schema_0003_size;
+extern const unsigned char ps_schema_0004[];
+extern const size_t ps_schema_0004_size;
 
 /* ---- Opening ---- */
 
@@ -145,6 +147,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
         {"0001_initial", ps_schema_0001, ps_schema_0001_size},
         {"0002_confusion", ps_schema_0002, ps_schema_0002_size},
         {"0003_beside", ps_schema_0003, ps_schema_0003_size},
+        {"0004_pinned", ps_schema_0004, ps_schema_0004_size},
     };
     enum { known = sizeof migrations / sizeof *migrations };
     struct ps_store *store = calloc(1, sizeof *store);

@@ -138,7 +138,42 @@ struct ps_run_query {
     const char *tag; /* NULL or empty: all */
 };
 
+/* What a table of runs is ordered by. */
+enum ps_run_order {
+    PS_ORDER_CREATED,
+    PS_ORDER_NAME,
+    PS_ORDER_STATE, /* running, created, then ended ones */
+    PS_ORDER_MODEL,
+    PS_ORDER_DEVICE,
+    PS_ORDER_WORLD,
+    PS_ORDER_EPOCH,
+    PS_ORDER_ACCURACY,
+    PS_ORDER_BEST,
+    PS_ORDER_LOSS, /* of the newest epoch: validation, else training */
+    PS_ORDER_RATE,
+    PS_ORDER_ELAPSED,
+    PS_ORDER_TIME_TO_TARGET,
+    PS_ORDER_TAGS, /* the first */
+};
+struct ps_run_window {
+    const char *text; /* in name, tags, notes, model, data set or device, ASCII letters in either case; NULL
+                         or empty: all */
+    const char *tag;  /* NULL or empty: all */
+    const int *states;
+    size_t state_count; /* 0: all */
+    enum ps_run_order order;
+    bool descending;
+    double target;          /* for PS_ORDER_TIME_TO_TARGET */
+    uint32_t offset, limit; /* limit 1..1000; 0: 100 */
+};
+
 /* Reading. */
+/* A window of the ordered runs, config left out; what has no value, or NaN, comes last in either direction,
+ * equal ones newest first. *ret_total: how many there are outside of the window too. */
+int ps_store_window_runs(struct ps_store *store, const struct ps_run_window *window,
+                         struct ps_run_list *ret_list, uint64_t *ret_total, struct ps_error *err);
+/* The id of the run that is pinned as the baseline; empty: none is. */
+int ps_store_get_baseline(struct ps_store *store, char ret_id[PS_RUN_ID_SIZE], struct ps_error *err);
 int ps_store_get_run(struct ps_store *store, const char *run, struct ps_run *ret_run, struct ps_error *err);
 /* Newest first, config left out. INVALID_ARGUMENT for a page token that is not ours. */
 int ps_store_list_runs(struct ps_store *store, const struct ps_run_query *query, struct ps_run_list *ret_list,
@@ -166,6 +201,8 @@ int ps_store_create_run(struct ps_store *store, const struct ps_new_run *request
 int ps_store_update_run(struct ps_store *store, const char *run, const char *notes, bool set_tags,
                         const char *const *tags, size_t tag_count, struct ps_run *ret_run,
                         struct ps_error *err);
+/* Pins the run as the baseline in place of another one, or with pin false takes the pin off if it has it. */
+int ps_store_pin_baseline(struct ps_store *store, const char *run, bool pin, struct ps_error *err);
 /* state: FINISHED, FAILED or KILLED. Repeating it is fine; another end than the one recorded is
  * FAILED_PRECONDITION. For an attempt that is not the newest, only that attempt is closed. elapsed_s 0: keep
  * what was reported. */

@@ -353,6 +353,157 @@ int ps_store_list_runs(struct ps_store *store, const struct ps_run_query *query,
     return 0;
 }
 
+/* ---- Windows of a table of runs ---- */
+
+#define WINDOW_WHERE                                                                                         \
+    " WHERE (?1 = 0 OR (?1 >> state) & 1)"                                                                   \
+    " AND (?2 = '' OR instr(lower(name), lower(?2)) OR instr(lower(model), lower(?2))"                       \
+    " OR instr(lower(dataset), lower(?2)) OR instr(lower(device), lower(?2)) OR instr(lower(notes), "        \
+    "lower(?2))"                                                                                             \
+    " OR EXISTS (SELECT 1 FROM tags WHERE run = runs.n AND instr(lower(tag), lower(?2))))"                   \
+    " AND (?3 = '' OR EXISTS (SELECT 1 FROM tags WHERE run = runs.n AND tag = ?3))"
+
+static const char window_by_age[] =
+    "SELECT n FROM runs" WINDOW_WHERE " ORDER BY CASE WHEN ?4 THEN -n ELSE n END LIMIT ?5 OFFSET ?6";
+/* Only one branch of the CASE is computed for a row. */
+static const char window_by_key[] =
+    "SELECT n FROM (SELECT n, CASE ?7"
+    " WHEN 1 THEN lower(name)"
+    " WHEN 2 THEN CASE state WHEN 2 THEN 0 ELSE state END"
+    " WHEN 3 THEN nullif(lower(model || ' ' || dataset), ' ')"
+    " WHEN 4 THEN nullif(lower(device), '')"
+    " WHEN 5 THEN world_size"
+    " WHEN 6 THEN last_epoch"
+    " WHEN 7 THEN CASE WHEN last_evaluated THEN real_of_bits(accuracy_bits) END"
+    " WHEN 8 THEN CASE WHEN best_epoch THEN real_of_bits(best_accuracy_bits) END"
+    " WHEN 9 THEN CASE WHEN last_evaluated THEN real_of_bits(val_loss_bits)"
+    "                  WHEN last_epoch THEN real_of_bits(train_loss_bits) END"
+    " WHEN 10 THEN CASE WHEN last_epoch THEN real_of_bits(samples_per_s_bits) END"
+    " WHEN 11 THEN (SELECT sum(elapsed_s) FROM attempts WHERE run = runs.n)"
+    " WHEN 12 THEN CASE WHEN best_epoch AND real_of_bits(best_accuracy_bits) >= ?8 THEN"
+    "  (SELECT real_of_bits(e.elapsed_bits) + coalesce((SELECT sum(a.elapsed_s) FROM attempts AS a"
+    "    WHERE a.run = e.run AND a.attempt < e.attempt), 0)"
+    "   FROM epochs AS e WHERE e.run = runs.n AND NOT e.no_eval AND real_of_bits(e.accuracy_bits) >= ?8"
+    "    AND e.attempt = (SELECT max(f.attempt) FROM epochs AS f WHERE f.run = e.run AND f.epoch = e.epoch)"
+    "   ORDER BY e.epoch LIMIT 1) END"
+    " WHEN 13 THEN (SELECT lower(tag) FROM tags WHERE run = runs.n ORDER BY position LIMIT 1)"
+    " END AS key FROM runs" WINDOW_WHERE ") ORDER BY CASE WHEN ?4 THEN key END DESC NULLS LAST,"
+    " CASE WHEN NOT ?4 THEN key END ASC NULLS LAST, n DESC LIMIT ?5 OFFSET ?6";
+
+int ps_store_window_runs(struct ps_store *store, const struct ps_run_window *window,
+                         struct ps_run_list *ret_list, uint64_t *ret_total, struct ps_error *err)
+{
+    int64_t states = 0, total = 0;
+    if (window->limit > 1000)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "limit %u: must be at most 1000", window->limit);
+    for (size_t i = 0; i < window->state_count; i++) {
+        if (window->states[i] <= 0 || window->states[i] >= state_count)
+            return ps_fail(err, PS_INVALID_ARGUMENT, "states: %d is no state", window->states[i]);
+        states |= INT64_C(1) << window->states[i];
+    }
+    const size_t limit = window->limit ? window->limit : 100;
+    struct ps_conn *conn;
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    struct ps_run_list list = {0};
+    struct ps_arena *arena = ps_arena_new();
+    list.memory = arena;
+    list.runs = arena ? ps_arena_alloc(arena, limit * sizeof *list.runs) : NULL;
+    int64_t *keys = arena ? ps_arena_alloc(arena, limit * sizeof *keys) : NULL;
+    size_t count = 0;
+    if (!list.runs || !keys)
+        code = ps_no_memory(err);
+    const bool by_age = window->order == PS_ORDER_CREATED;
+    sqlite3_stmt *stmt;
+    if (!code)
+        code = ps_sql_int(conn, 0, &total, err, "SELECT count(*) FROM runs" WINDOW_WHERE, "itt", states,
+                          window->text, window->tag);
+    if (!code && by_age)
+        code = ps_sql_query(conn, &stmt, err, window_by_age, "ittkkk", states, window->text, window->tag,
+                            (unsigned)window->descending, (unsigned)limit, window->offset);
+    else if (!code)
+        code = ps_sql_query(conn, &stmt, err, window_by_key, "ittkkkkd", states, window->text, window->tag,
+                            (unsigned)window->descending, (unsigned)limit, window->offset,
+                            (unsigned)window->order, window->target);
+    while (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        code = 0;
+        keys[count++] = sqlite3_column_int64(stmt, 0);
+    }
+    for (size_t i = 0; !code && i < count; i++) {
+        struct ps_run *run = &list.runs[list.count];
+        code = ps_sql_query(conn, &stmt, err, "SELECT " RUN_COLUMNS " FROM runs WHERE n = ?", "i", keys[i]);
+        if (!code)
+            code = ps_sql_step(stmt, err);
+        if (code != 1)
+            continue; /* a failure ends the loop; that a row is gone cannot be within one transaction */
+        code = read_run(stmt, arena, &keys[i], run, err);
+        sqlite3_reset(stmt);
+        if (!code)
+            code = read_tags(conn, keys[i], arena, run, err);
+        if (!code)
+            code = read_elapsed(conn, keys[i], run, err);
+        list.count++;
+    }
+    ps_read_end(store, conn);
+    if (code) {
+        ps_run_list_done(&list);
+        return code;
+    }
+    *ret_list = list;
+    *ret_total = (uint64_t)total;
+    return 0;
+}
+
+int ps_store_get_baseline(struct ps_store *store, char ret_id[PS_RUN_ID_SIZE], struct ps_error *err)
+{
+    struct ps_conn *conn;
+    int code = ps_read_begin(store, &conn, err);
+    if (code)
+        return code;
+    sqlite3_stmt *stmt;
+    code = ps_sql_query(conn, &stmt, err, "SELECT id FROM pinned JOIN runs ON n = run", "");
+    if (!code)
+        code = ps_sql_step(stmt, err);
+    if (code >= 0)
+        snprintf(ret_id, PS_RUN_ID_SIZE, "%s", code ? (const char *)sqlite3_column_text(stmt, 0) : "");
+    if (code == 1)
+        sqlite3_reset(stmt);
+    ps_read_end(store, conn);
+    return code < 0 ? code : 0;
+}
+
+struct pin_arguments {
+    const char *name;
+    bool pin;
+};
+
+static int pin_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
+{
+    const struct pin_arguments *a = arguments;
+    struct ps_run_key key = {0};
+    int64_t pinned = 0;
+    int code = ps_find_run(tx->conn, a->name, &key, err);
+    if (!code)
+        code = ps_sql_int(tx->conn, 0, &pinned, err, "SELECT run FROM pinned", "");
+    if (code || (pinned == key.n) == a->pin)
+        return code;
+    if (a->pin)
+        code =
+            ps_sql_run(tx->conn, err, "INSERT OR REPLACE INTO pinned (slot, run) VALUES (1, ?)", "i", key.n);
+    else
+        code = ps_sql_run(tx->conn, err, "DELETE FROM pinned WHERE run = ?", "i", key.n);
+    return code ? code
+                : ps_tx_event(tx, key.id, key.attempt, "updated", err, "%s",
+                              a->pin ? "pinned as the baseline" : "no longer the baseline");
+}
+
+int ps_store_pin_baseline(struct ps_store *store, const char *run, bool pin, struct ps_error *err)
+{
+    struct pin_arguments a = {.name = run, .pin = pin};
+    return ps_store_write(store, pin_op, NULL, &a, err);
+}
+
 int ps_store_list_attempts(struct ps_store *store, const char *run, struct ps_attempt_list *ret_list,
                            struct ps_error *err)
 {

@@ -144,6 +144,16 @@ static int set_options(sqlite3 *db, bool read_only, struct ps_error *err)
                        err);
 }
 
+/* real_of_bits(integer): the double of these bits, NULL for NaN; so that SQL can order by what is stored. */
+static void real_of_bits(sqlite3_context *context, int count, sqlite3_value **values)
+{
+    (void)count;
+    int64_t bits = sqlite3_value_int64(values[0]);
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    sqlite3_result_double(context, value);
+}
+
 int ps_conn_open(struct ps_conn *conn, const char *path, int flags, struct ps_error *err)
 {
     memset(conn, 0, sizeof *conn);
@@ -152,6 +162,10 @@ int ps_conn_open(struct ps_conn *conn, const char *path, int flags, struct ps_er
         code = ps_sql_fail(conn->db, err);
     if (!code)
         code = set_options(conn->db, flags & SQLITE_OPEN_READONLY, err);
+    if (!code && sqlite3_create_function_v2(conn->db, "real_of_bits", 1,
+                                            SQLITE_UTF8 | SQLITE_DETERMINISTIC | SQLITE_INNOCUOUS, NULL,
+                                            real_of_bits, NULL, NULL, NULL) != SQLITE_OK)
+        code = ps_sql_fail(conn->db, err);
     if (code)
         ps_conn_close(conn);
     return code;

@@ -1285,6 +1285,83 @@ static void test_migrations(void **state)
     assert_int_equal(version_of(copy, "SELECT x FROM a"), 7);
 }
 
+static void assert_window(struct fixture *f, struct ps_run_window window, uint64_t total, const char *names)
+{
+    struct ps_run_list list;
+    uint64_t count = 0;
+    char got[512] = "";
+    ok(ps_store_window_runs(f->store, &window, &list, &count, &err));
+    for (size_t i = 0; i < list.count; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s", i ? " " : "", list.runs[i].name);
+    ps_run_list_done(&list);
+    assert_string_equal(got, names);
+    assert_int_equal(count, total);
+}
+
+static void test_window_of_runs(void **state)
+{
+    struct fixture *f = *state;
+    const char *const names[] = {"a", "b", "c", "d", "e"};
+    for (int i = 0; i < 5; i++)
+        create_only(f, names[i], false);
+    epoch(f, "a", 1, 1, 0.5, 10);
+    epoch(f, "b", 1, 1, NAN, 20);
+    epoch(f, "c", 1, 1, 0.9, 5);
+    epoch(f, "d", 1, 1, 0.7, 30);
+    epoch(f, "d", 1, 2, 0.85, 60);
+    const char *const tag = "Keep_me";
+    ok(ps_store_update_run(f->store, "b", "ran on the OLD data", true, &tag, 1, NULL, &err));
+    assert_window(f, (struct ps_run_window){.descending = true}, 5, "e d c b a");
+    assert_window(f, (struct ps_run_window){.limit = 2, .offset = 1}, 5, "b c");
+    /* What is missing or NaN comes last both ways, equals newest first. */
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_ACCURACY}, 5, "a d c e b");
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_ACCURACY, .descending = true}, 5, "c d a e b");
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_NAME, .descending = true}, 5, "e d c b a");
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_WORLD}, 5, "e d c b a");
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_ELAPSED, .descending = true}, 5, "d b a c e");
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_TIME_TO_TARGET, .target = 0.8}, 5, "c d e b a");
+    assert_window(f, (struct ps_run_window){.order = PS_ORDER_TAGS}, 5, "b e d c a");
+    assert_window(f, (struct ps_run_window){.text = "old DATA"}, 1, "b");
+    assert_window(f, (struct ps_run_window){.text = "keep_"}, 1, "b");
+    assert_window(f, (struct ps_run_window){.text = "%"}, 0, "");
+    assert_window(f, (struct ps_run_window){.text = "resnet", .order = PS_ORDER_LOSS, .limit = 1}, 5, "d");
+    for (int order = PS_ORDER_CREATED; order <= PS_ORDER_TAGS; order++) {
+        struct ps_run_list list;
+        uint64_t total;
+        ok(ps_store_window_runs(f->store,
+                                &(struct ps_run_window){.order = (enum ps_run_order)order, .target = 0.8},
+                                &list, &total, &err));
+        assert_int_equal(list.count, 5);
+        ps_run_list_done(&list);
+    }
+}
+
+static void test_pinned_baseline(void **state)
+{
+    struct fixture *f = *state;
+    char id[PS_RUN_ID_SIZE];
+    struct ps_run first = create(f, "first", false);
+    create_only(f, "second", false);
+    ok(ps_store_get_baseline(f->store, id, &err));
+    assert_string_equal(id, "");
+    fails(PS_NOT_FOUND, "third", ps_store_pin_baseline(f->store, "third", true, &err));
+    ok(ps_store_pin_baseline(f->store, "second", true, &err));
+    ok(ps_store_pin_baseline(f->store, "first", true, &err)); /* takes its place */
+    reopen(f);
+    ok(ps_store_get_baseline(f->store, id, &err));
+    assert_string_equal(id, first.id);
+    ok(ps_store_pin_baseline(f->store, "second", false, &err)); /* it is not the one */
+    ok(ps_store_get_baseline(f->store, id, &err));
+    assert_string_equal(id, first.id);
+    ok(ps_store_finish_run(f->store, "first", 0, PS_RUN_FINISHED, "", 1, NULL, &err));
+    struct ps_blob_list orphans;
+    ok(ps_store_delete_run(f->store, "first", &orphans, &err));
+    ps_blob_list_done(&orphans);
+    ok(ps_store_get_baseline(f->store, id, &err));
+    assert_string_equal(id, "");
+    ps_run_done(&first);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -1298,6 +1375,8 @@ int main(void)
         TEST(test_epochs),
         TEST(test_list_runs),
         TEST(test_list_of_long_texts),
+        TEST(test_window_of_runs),
+        TEST(test_pinned_baseline),
         TEST(test_update),
         TEST(test_values_bit_exact),
         TEST(test_exactly_once),
