@@ -30,7 +30,7 @@
 enum {
     URI_MAX = 4096,          /* bytes of path and query together */
     HEADERS_MAX = 32 * 1024, /* memory of one connection: the request's headers must fit */
-    BODY_MAX = 4096,         /* of a request; nobody reads it */
+    BODY_MAX = 128 * 1024,   /* of a request: notes, written in JSON */
     METRICS_MAX = 64 * 1024,
     IDLE_S = 60,
     STREAM_BLOCK = 16 * 1024,
@@ -62,7 +62,7 @@ struct request {
     struct ps_http *http;
     struct MHD_Connection *connection;
     bool too_long, has_nul, begun;
-    size_t body;
+    struct ps_buf body;
     struct ps_http_reader *reader;
 };
 
@@ -404,9 +404,50 @@ static enum MHD_Result serve_metrics(struct request *request)
 static enum MHD_Result serve_api(struct request *request, const char *path)
 {
     struct ps_error err = {0};
-    struct ps_web_request ask = {.path = path, .parameter = argument, .context = request};
+    struct ps_web_request ask = {.path = path,
+                                 .parameter = argument,
+                                 .context = request,
+                                 .streams = ps_http_stream_readers(request->http->stream)};
     json_t *json = NULL;
     if (ps_web_api_get(request->http->api, &ask, &json, &err) < 0)
+        return fail(request, &err);
+    return queue(request, MHD_HTTP_OK, json_response(json));
+}
+
+/* Whether a change comes from one of our own pages, or from no page at all. Browsers tell where a request
+ * comes from in headers that no page can set: Sec-Fetch-Site over TLS and on loopback, else Origin. */
+static bool from_here(struct request *request, const char *host)
+{
+    const char *site = header(request, "Sec-Fetch-Site"), *origin = header(request, "Origin");
+    if (site)
+        return !strcmp(site, "same-origin") || !strcmp(site, "none");
+    if (!origin)
+        return true;
+    const char *authority = strstr(origin, "://");
+    return authority && !strcasecmp(authority + 3, host);
+}
+
+static enum MHD_Result serve_change(struct request *request, const char *method, const char *path,
+                                    const char *host)
+{
+    struct ps_error err = {0};
+    json_t *json = NULL;
+    const bool removing = !strcmp(method, MHD_HTTP_METHOD_DELETE);
+    const char *type = header(request, MHD_HTTP_HEADER_CONTENT_TYPE);
+    if (role_of(request) < PS_ROLE_READ)
+        return refuse_login(request);
+    if (role_of(request) < (removing ? PS_ROLE_ADMIN : PS_ROLE_WRITE))
+        return fail_as(request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
+                       removing ? "this token may not delete" : "this token may only look");
+    if (!from_here(request, host))
+        return fail_as(request, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
+                       "changes are taken from the sidecar's own pages only; behind a proxy, pass the Host "
+                       "header on");
+    if (!removing && (!type || strncasecmp(type, "application/json", 16) != 0))
+        return fail_as(request, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "INVALID_ARGUMENT",
+                       "Content-Type: application/json is wanted");
+    if (ps_web_api_change(request->http->api, method, path, request->body.data ? request->body.data : "",
+                          request->body.size, &json, &err) < 0)
         return fail(request, &err);
     return queue(request, MHD_HTTP_OK, json_response(json));
 }
@@ -426,11 +467,17 @@ static enum MHD_Result route(struct request *request, const char *url, const cha
         return fail_as(request, MHD_HTTP_URI_TOO_LONG, "INVALID_ARGUMENT", "the address is too long");
     if (request->has_nul)
         return fail_as(request, MHD_HTTP_NOT_FOUND, "NOT_FOUND", "there is no such page");
+    bool run = !strncmp(url, "/api/v1/runs/", 13) && url[13] && !strchr(url + 13, '/');
+    if (run && (!strcmp(method, MHD_HTTP_METHOD_PATCH) || !strcmp(method, MHD_HTTP_METHOD_DELETE)))
+        return serve_change(request, method, url + 8, host);
     if (!head && strcmp(method, MHD_HTTP_METHOD_GET) != 0 && !(post && session)) {
         struct MHD_Response *response =
             error_response("UNIMPLEMENTED", "only GET and HEAD are answered here");
         if (response)
-            add(response, "Allow", session ? "GET, HEAD, POST" : "GET, HEAD");
+            add(response, "Allow",
+                session ? "GET, HEAD, POST"
+                : run   ? "GET, HEAD, PATCH, DELETE"
+                        : "GET, HEAD");
         return queue(request, MHD_HTTP_METHOD_NOT_ALLOWED, response);
     }
     for (size_t i = 0; i < ps_web_asset_count; i++)
@@ -461,7 +508,6 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
 {
     (void)context;
     (void)version;
-    (void)upload;
     struct request *request = *request_context;
     if (!request)
         return MHD_NO;
@@ -471,13 +517,13 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         const char *length = header(request, MHD_HTTP_HEADER_CONTENT_LENGTH);
         int64_t size;
         if (length && (ps_parse_int64(length, 0, INT64_MAX, &size) || size > BODY_MAX))
-            return fail_as(request, MHD_HTTP_CONTENT_TOO_LARGE, "INVALID_ARGUMENT", "no body is wanted here");
+            return fail_as(request, MHD_HTTP_CONTENT_TOO_LARGE, "INVALID_ARGUMENT", "the body is too large");
         if (length || header(request, MHD_HTTP_HEADER_TRANSFER_ENCODING))
             return MHD_YES; /* the body comes next */
     } else if (*upload_size) {
-        request->body += *upload_size;
+        int rc = ps_buf_append(&request->body, upload, *upload_size);
         *upload_size = 0;
-        return request->body > BODY_MAX ? MHD_NO : MHD_YES;
+        return rc < 0 ? MHD_NO : MHD_YES;
     }
     return route(request, url, method);
 }
@@ -489,6 +535,7 @@ static void *on_uri(void *context, const char *uri, struct MHD_Connection *conne
         return NULL;
     request->http = context;
     request->connection = connection;
+    request->body = (struct ps_buf)PS_BUF_INIT(BODY_MAX);
     request->too_long = strnlen(uri, URI_MAX + 1) > URI_MAX;
     /* Decoded, it would end the path early and make two addresses one. */
     request->has_nul = !request->too_long && strstr(uri, "%00");
@@ -504,6 +551,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     struct request *request = *request_context;
     if (request) {
         ps_http_reader_close(request->reader);
+        ps_buf_done(&request->body);
         free(request);
     }
     *request_context = NULL;

@@ -6,13 +6,22 @@
 #include "services/base/text.h"
 #include "services/compare/compare.h"
 #include "services/sidecar/web_ranks.h"
+#include "services/sidecar/web_status.h"
 
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMPARE_MAX = 32, CACHE_SLOTS = 4096 };
+enum {
+    COMPARE_MAX = 32,
+    CACHE_SLOTS = 16384, /* runs of a long list */
+    VERDICT_SLOTS = 4096,
+    SMOOTH_POINTS = 200000, /* read for one answer */
+    SMOOTH_CHUNK = 10000,
+    SMOOTH_REACH = 4000, /* 0.99 to this power is nothing to a double */
+};
 
 /* Time to target of a run as it stood at updated_ns: it is read for every row of a list, and finished runs,
  * which most are, never change. */
@@ -22,11 +31,23 @@ struct cached {
     double target, seconds; /* seconds NaN: not reached */
 };
 
+/* What a run is worth against the baseline, as both stood then. */
+struct judged {
+    char id[PS_RUN_ID_SIZE], baseline[PS_RUN_ID_SIZE];
+    int64_t updated_ns, baseline_updated_ns;
+    double target;
+    int verdict; /* enum ps_gate_verdict */
+    bool has_speedup, refused;
+    double speedup, efficiency;
+    char reason[256];
+};
+
 struct ps_web_api {
     struct ps_service *service;
     int grpc_port;
-    pthread_mutex_t lock; /* guards cache */
+    pthread_mutex_t lock; /* guards the caches */
     struct cached cache[CACHE_SLOTS];
+    struct judged judged[VERDICT_SLOTS];
 };
 
 struct ps_web_api *ps_web_api_new(struct ps_service *service, int grpc_port)
@@ -245,46 +266,128 @@ static json_t *run_json(struct ps_web_api *api, const struct ps_run *run, double
     return o;
 }
 
-static int list_runs(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret,
+static int states_of(const struct ps_web_request *request, int states[8], size_t *ret_count,
                      struct ps_error *err)
 {
-    double target;
-    int64_t limit;
-    int states[8];
-    struct ps_run_query query = {.page_token = parameter(request, "page"),
-                                 .name_contains = parameter(request, "q"),
-                                 .tag = parameter(request, "tag"),
-                                 .states = states};
-    int rc = target_of(request, &target, err);
-    if (rc == 0)
-        rc = whole(request, "limit", 1, 1000, 100, &limit, err);
-    if (rc < 0)
-        return rc;
-    query.page_size = (uint32_t)limit;
     const char *text = parameter(request, "state");
+    size_t count = 0;
     for (const char *at = text; at && *at;) {
         char name[16];
         size_t length = strcspn(at, ",");
         snprintf(name, sizeof name, "%.*s", (int)(length < sizeof name ? length : sizeof name - 1), at);
         int state = length < sizeof name ? ps_run_state_from_name(name) : 0;
-        if (!state || query.state_count == sizeof states / sizeof *states)
+        if (!state || count == 8)
             return ps_fail(
                 err, PS_INVALID_ARGUMENT,
                 "state: one or more of created, running, finished, failed, killed, lost is wanted");
-        states[query.state_count++] = state;
+        states[count++] = state;
         at += length + (at[length] == ',');
     }
-    struct ps_run_list list = {0};
-    rc = ps_store_list_runs(api->service->store, &query, &list, err);
+    *ret_count = count;
+    return 0;
+}
+
+static const struct {
+    const char *name;
+    enum ps_run_order order;
+} orders[] = {
+    {"created", PS_ORDER_CREATED},    {"name", PS_ORDER_NAME},         {"state", PS_ORDER_STATE},
+    {"model", PS_ORDER_MODEL},        {"device", PS_ORDER_DEVICE},     {"world", PS_ORDER_WORLD},
+    {"epoch", PS_ORDER_EPOCH},        {"accuracy", PS_ORDER_ACCURACY}, {"best", PS_ORDER_BEST},
+    {"loss", PS_ORDER_LOSS},          {"rate", PS_ORDER_RATE},         {"elapsed", PS_ORDER_ELAPSED},
+    {"ttt", PS_ORDER_TIME_TO_TARGET}, {"tags", PS_ORDER_TAGS},
+};
+
+static int order_of(const struct ps_web_request *request, struct ps_run_window *window, struct ps_error *err)
+{
+    const char *text = parameter(request, "sort");
+    if (!text)
+        text = "-created";
+    window->descending = *text == '-';
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
+        if (!strcmp(text + window->descending, orders[i].name)) {
+            window->order = orders[i].order;
+            return 0;
+        }
+    }
+    return ps_fail(
+        err, PS_INVALID_ARGUMENT,
+        "sort: one of created, name, state, model, device, world, epoch, accuracy, best, loss, rate, "
+        "elapsed, ttt, tags is wanted, with - before it for the highest first");
+}
+
+static json_t *verdict_json(struct ps_web_api *api, const struct ps_run *run, const char *baseline,
+                            int64_t baseline_updated_ns, double target);
+
+/* Whole lists in pages (page, the name contains q), or a window of an ordered one (sort, offset; q is looked
+ * for in more than the name). */
+static int list_runs(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret,
+                     struct ps_error *err)
+{
+    double target;
+    int64_t limit, offset, verdict;
+    int states[8];
+    size_t state_count = 0;
+    const bool windowed = parameter(request, "sort") || parameter(request, "offset");
+    struct ps_run_window window = {.text = parameter(request, "q"), .tag = parameter(request, "tag")};
+    int rc = target_of(request, &target, err);
+    if (rc == 0)
+        rc = whole(request, "limit", 1, 1000, 100, &limit, err);
+    if (rc == 0)
+        rc = whole(request, "offset", 0, UINT32_MAX, 0, &offset, err);
+    if (rc == 0)
+        rc = whole(request, "verdict", 0, 1, 0, &verdict, err);
+    if (rc == 0)
+        rc = states_of(request, states, &state_count, err);
+    if (rc == 0)
+        rc = order_of(request, &window, err);
+    if (rc == 0 && windowed && parameter(request, "page"))
+        rc = ps_fail(err, PS_INVALID_ARGUMENT, "page: does not go with sort or offset");
     if (rc < 0)
         return rc;
+    struct ps_run_list list = {0};
+    uint64_t total = 0;
+    char baseline[PS_RUN_ID_SIZE] = "";
+    if (windowed) {
+        window.states = states;
+        window.state_count = state_count;
+        window.target = target;
+        window.offset = (uint32_t)offset;
+        window.limit = (uint32_t)limit;
+        rc = ps_store_window_runs(api->service->store, &window, &list, &total, err);
+    } else {
+        struct ps_run_query query = {.page_size = (uint32_t)limit,
+                                     .page_token = parameter(request, "page"),
+                                     .name_contains = window.text,
+                                     .tag = window.tag,
+                                     .states = states,
+                                     .state_count = state_count};
+        rc = ps_store_list_runs(api->service->store, &query, &list, err);
+    }
+    if (rc == 0)
+        rc = ps_store_get_baseline(api->service->store, baseline, err);
+    struct ps_run pinned = {0};
+    if (rc == 0 && verdict && *baseline && ps_store_get_run(api->service->store, baseline, &pinned, NULL) < 0)
+        *baseline = '\0'; /* deleted just now */
+    if (rc < 0) {
+        ps_run_list_done(&list);
+        return rc;
+    }
     json_t *runs = json_array();
-    for (size_t i = 0; i < list.count; i++)
-        json_array_append_new(runs, run_json(api, &list.runs[i], target));
+    for (size_t i = 0; i < list.count; i++) {
+        json_t *one = run_json(api, &list.runs[i], target);
+        if (verdict && *baseline)
+            put(one, "verdict", verdict_json(api, &list.runs[i], baseline, pinned.updated_ns, target));
+        json_array_append_new(runs, one);
+    }
     json_t *o = json_object();
     put(o, "runs", runs);
     put(o, "next_page", *list.next_page_token ? json_string(list.next_page_token) : json_null());
     put(o, "target", ps_web_number(target));
+    put(o, "baseline", *baseline ? json_string(baseline) : json_null());
+    if (windowed)
+        put(o, "total", number_u64(total));
+    ps_run_done(&pinned);
     ps_run_list_done(&list);
     *ret = o;
     return 0;
@@ -306,8 +409,12 @@ static int get_run(struct ps_web_api *api, const char *id, const struct ps_web_r
         ps_run_done(&run);
         return rc;
     }
+    char baseline[PS_RUN_ID_SIZE];
     json_t *o = run_json(api, &run, target);
     put(o, "target", ps_web_number(target));
+    put(o, "is_baseline",
+        json_boolean(ps_store_get_baseline(api->service->store, baseline, NULL) == 0 &&
+                     !strcmp(baseline, run.id)));
     json_t *config = json_array();
     for (size_t i = 0; i < run.config_count; i++) {
         json_t *pair = json_array();
@@ -367,7 +474,81 @@ static json_t *epochs_json(const struct ps_epoch_list *list)
     return o;
 }
 
-static json_t *series_json(const struct ps_series *series)
+/* ---- Smoothing: over all points, not over those that are shown ---- */
+
+struct smoothed {
+    double weight;
+    double average, mass; /* mass: what the weights so far add up to, the correction of the bias */
+    size_t next;          /* of the series' shown points */
+    double *values;       /* one for each shown point */
+};
+
+/* The same arithmetic as ps_compare_smooth, point by point. */
+static double smooth_one(struct smoothed *s, double value)
+{
+    if (!isfinite(value))
+        return value;
+    s->average = s->weight * s->average + (1 - s->weight) * value;
+    s->mass = s->weight * s->mass + (1 - s->weight);
+    return s->average / s->mass;
+}
+
+/* Values for the shown points of one series, or NULL where there are more points than one answer reads. */
+static int smooth_series(struct ps_web_api *api, const char *id, const struct ps_series_query *asked,
+                         const struct ps_series *shown, double weight, double **ret_values,
+                         struct ps_error *err)
+{
+    *ret_values = NULL;
+    if (!shown->count || shown->total_points > SMOOTH_POINTS)
+        return 0;
+    struct smoothed s = {.weight = weight, .values = calloc(shown->count, sizeof(double))};
+    if (!s.values)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    uint64_t last = shown->steps[shown->count - 1], width = SMOOTH_CHUNK;
+    uint64_t from = shown->steps[0] > SMOOTH_REACH ? shown->steps[0] - SMOOTH_REACH : 0;
+    for (int rc; s.next < shown->count && from <= last;) {
+        uint64_t to = last - from < width ? last : from + width - 1;
+        struct ps_series_query query = *asked;
+        query.name = shown->name;
+        query.rank = shown->rank;
+        query.from_step = from;
+        query.to_step = to ? to : 1; /* 0 would mean no bound */
+        query.max_points = SMOOTH_CHUNK;
+        struct ps_series_list list = {0};
+        rc = ps_store_query_series(api->service->store, id, &query, false, &list, err);
+        if (rc < 0) {
+            free(s.values);
+            return rc;
+        }
+        const struct ps_series *part = list.count ? &list.series[0] : NULL;
+        if (part && part->total_points > part->count && width > 1) { /* several points to a step */
+            width /= 2;
+            ps_series_list_done(&list);
+            continue;
+        }
+        for (size_t i = 0; part && i < part->count; i++) {
+            double value = smooth_one(&s, part->values[i]);
+            /* Shown points are some of these, in the same order. */
+            if (s.next < shown->count && part->steps[i] == shown->steps[s.next] &&
+                part->attempts[i] == shown->attempts[s.next] &&
+                (part->values[i] == shown->values[s.next] ||
+                 (isnan(part->values[i]) && isnan(shown->values[s.next]))))
+                s.values[s.next++] = value;
+        }
+        if ((!part || part->count < SMOOTH_CHUNK / 8) && width < UINT64_MAX / 4)
+            width *= 2;
+        ps_series_list_done(&list);
+        from = query.to_step + 1;
+    }
+    if (s.next < shown->count) { /* points came in between the two reads: the next answer has them */
+        free(s.values);
+        return 0;
+    }
+    *ret_values = s.values;
+    return 0;
+}
+
+static json_t *series_json(const struct ps_series *series, bool smooth, const double *smoothed)
 {
     json_t *attempts = json_array(), *steps = json_array(), *values = json_array(), *elapsed = json_array();
     for (size_t i = 0; i < series->count; i++) {
@@ -384,6 +565,12 @@ static json_t *series_json(const struct ps_series *series)
     put(o, "steps", steps);
     put(o, "values", values);
     put(o, "elapsed_s", elapsed);
+    if (smooth) {
+        json_t *array = smoothed ? json_array() : json_null();
+        for (size_t i = 0; smoothed && i < series->count; i++)
+            json_array_append_new(array, ps_web_number(smoothed[i]));
+        put(o, "smoothed", array);
+    }
     return o;
 }
 
@@ -401,6 +588,10 @@ static int get_series(struct ps_web_api *api, const char *id, const struct ps_we
         rc = whole(request, "max_points", 1, 10000, 2000, &points, err);
     if (rc == 0)
         rc = whole(request, "all_attempts", 0, 1, 0, &all, err);
+    double weight = 0;
+    const char *smooth = parameter(request, "smooth");
+    if (rc == 0 && smooth && (ps_parse_double(smooth, &weight) || !(weight >= 0 && weight <= 0.99)))
+        rc = ps_fail(err, PS_INVALID_ARGUMENT, "smooth: a weight from 0 to 0.99 is wanted");
     if (rc < 0)
         return rc;
     struct ps_series_query query = {.name = name,
@@ -421,8 +612,22 @@ static int get_series(struct ps_web_api *api, const char *id, const struct ps_we
     json_t *o = json_object(), *names = json_array(), *series = json_array();
     for (size_t i = 0; i < list.name_count; i++)
         json_array_append_new(names, json_string(list.names[i]));
-    for (size_t i = 0; i < list.count; i++)
-        json_array_append_new(series, series_json(&list.series[i]));
+    for (size_t i = 0; rc == 0 && i < list.count; i++) {
+        double *smoothed = NULL;
+        if (weight > 0)
+            rc = smooth_series(api, id, &query, &list.series[i], weight, &smoothed, err);
+        if (rc == 0)
+            json_array_append_new(series, series_json(&list.series[i], weight > 0, smoothed));
+        free(smoothed);
+    }
+    if (rc < 0) {
+        json_decref(o);
+        json_decref(names);
+        json_decref(series);
+        ps_epoch_list_done(&epochs);
+        ps_series_list_done(&list);
+        return rc;
+    }
     if (!name)
         put(o, "epochs", epochs_json(&epochs));
     put(o, "names", names);
@@ -528,6 +733,10 @@ static int get_ranks(struct ps_web_api *api, const char *id, const struct ps_web
         put(one, "points_sent", number_u64(r->points_sent));
         put(one, "points_dropped", number_u64(r->points_dropped));
         put(one, "spool_bytes", number_u64(r->spool_bytes));
+        put(one, "points_waiting", number_u64(r->points_waiting));
+        put(one, "points_replayed", number_u64(r->points_replayed));
+        put(one, "rss_bytes", number_u64(r->rss_bytes));
+        put(one, "clock_offset_s", maybe(r->has_clock_offset, r->clock_offset_s));
         put(one, "last_seq", number_u64(r->last_seq));
         put(one, "last_seen_at", instant(r->last_seen_ns));
         json_array_append_new(array, one);
@@ -541,6 +750,35 @@ static int get_ranks(struct ps_web_api *api, const char *id, const struct ps_web
             return rc;
         }
     }
+    *ret = o;
+    return 0;
+}
+
+static int get_log(struct ps_web_api *api, const char *id, const struct ps_web_request *request, json_t **ret,
+                   struct ps_error *err)
+{
+    int64_t attempt, rank, lines;
+    struct ps_log_list list = {0};
+    int rc = whole(request, "attempt", 0, UINT32_MAX, 0, &attempt, err);
+    if (rc == 0)
+        rc = whole(request, "rank", -1, UINT32_MAX, -1, &rank, err);
+    if (rc == 0)
+        rc = whole(request, "lines", 1, PS_LOG_KEPT, PS_LOG_KEPT, &lines, err);
+    if (rc == 0)
+        rc = ps_store_list_log(api->service->store, id, (uint32_t)attempt, rank, (uint32_t)lines, &list, err);
+    if (rc < 0)
+        return rc;
+    json_t *o = json_object(), *array = json_array();
+    for (size_t i = 0; i < list.count; i++) {
+        json_t *one = json_object();
+        put(one, "attempt", json_integer(list.lines[i].attempt));
+        put(one, "rank", json_integer(list.lines[i].rank));
+        put(one, "seq", number_u64(list.lines[i].seq));
+        put_text(one, "text", list.lines[i].text);
+        json_array_append_new(array, one);
+    }
+    put(o, "lines", array);
+    ps_log_list_done(&list);
     *ret = o;
     return 0;
 }
@@ -655,6 +893,72 @@ static int load(struct ps_web_api *api, const char *name, struct candidate *c, s
         .reason = r->reason,
     };
     return 0;
+}
+
+/* Against the pinned baseline, by the gate's own rules. */
+static void judge(struct ps_web_api *api, const struct ps_run *run, const char *baseline, double target,
+                  struct judged *ret)
+{
+    struct candidate candidates[2] = {0};
+    struct ps_compare_run runs[2] = {0};
+    struct ps_compare_row rows[2] = {0};
+    struct ps_gate_result *result = NULL;
+    struct ps_error err = {0};
+    struct ps_gate_limits limits = PS_GATE_LIMITS_INIT;
+    limits.min_accuracy = target;
+    int rc = load(api, baseline, &candidates[0], &runs[0], &err);
+    if (rc == 0)
+        rc = load(api, run->id, &candidates[1], &runs[1], &err);
+    if (rc == 0)
+        rc = ps_compare(runs, 2, 0, target, rows, &err);
+    if (rc == 0)
+        rc = ps_gate_evaluate(&limits, &runs[1], 1, &runs[0], &result, &err);
+    ret->verdict = rc == 0 ? result->verdict : PS_GATE_UNDECIDED;
+    ret->has_speedup = rc == 0 && rows[1].has_speedup;
+    char why[256];
+    ret->refused = rc == 0 && !ps_compare_allowed(&runs[1], &runs[0], why, sizeof why);
+    ret->speedup = rows[1].speedup;
+    ret->efficiency = rows[1].efficiency;
+    snprintf(ret->reason, sizeof ret->reason, "%.255s",
+             rc < 0             ? err.message
+             : *rows[1].refusal ? rows[1].refusal
+                                : result->reason);
+    ps_gate_result_free(result);
+    candidate_done(&candidates[0]);
+    candidate_done(&candidates[1]);
+}
+
+static json_t *verdict_json(struct ps_web_api *api, const struct ps_run *run, const char *baseline,
+                            int64_t baseline_updated_ns, double target)
+{
+    if (!strcmp(run->id, baseline))
+        return json_pack("{s:s,s:s,s:n,s:n}", "verdict", "baseline", "reason", "", "speedup", "efficiency");
+    struct judged j;
+    struct judged *slot = &api->judged[ps_hash64(run->id, strlen(run->id), 0) % VERDICT_SLOTS];
+    pthread_mutex_lock(&api->lock);
+    j = *slot;
+    pthread_mutex_unlock(&api->lock);
+    if (strcmp(j.id, run->id) != 0 || strcmp(j.baseline, baseline) != 0 || j.updated_ns != run->updated_ns ||
+        j.baseline_updated_ns != baseline_updated_ns || j.target != target) {
+        j = (struct judged){
+            .updated_ns = run->updated_ns, .baseline_updated_ns = baseline_updated_ns, .target = target};
+        memcpy(j.id, run->id, sizeof j.id);
+        snprintf(j.baseline, sizeof j.baseline, "%s", baseline);
+        judge(api, run, baseline, target, &j);
+        pthread_mutex_lock(&api->lock);
+        *slot = j;
+        pthread_mutex_unlock(&api->lock);
+    }
+    const char *verdict = j.refused                   ? "refused"
+                          : j.verdict == PS_GATE_PASS ? "pass"
+                          : j.verdict == PS_GATE_FAIL ? "fail"
+                                                      : "undecided";
+    json_t *o = json_object();
+    put_text(o, "verdict", verdict);
+    put_text(o, "reason", j.reason);
+    put(o, "speedup", maybe(j.has_speedup, j.speedup));
+    put(o, "efficiency", maybe(j.has_speedup, j.efficiency));
+    return o;
 }
 
 static json_t *row_json(const struct ps_compare_run *run, const struct ps_compare_row *row)
@@ -775,6 +1079,8 @@ int ps_web_api_get(struct ps_web_api *api, const struct ps_web_request *request,
         return compare(api, request, ret_json, err);
     if (!strcmp(path, "info"))
         return info(api, ret_json);
+    if (!strcmp(path, "status"))
+        return ps_web_status(api->service, request->streams, ret_json, err);
     if (!strncmp(path, "runs/", 5)) {
         const char *begin = path + 5, *end = strchr(begin, '/');
         const char *what = end ? end + 1 : "";
@@ -796,6 +1102,96 @@ int ps_web_api_get(struct ps_web_api *api, const struct ps_web_request *request,
             return get_ranks(api, id, request, ret_json, err);
         if (!strcmp(what, "events"))
             return get_events(api, id, request, ret_json, err);
+        if (!strcmp(what, "log"))
+            return get_log(api, id, request, ret_json, err);
     }
     return ps_fail(err, PS_NOT_FOUND, "there is no such page");
+}
+
+/* ---- Changes ---- */
+
+static int text_list(const json_t *array, const char ***ret_texts, size_t *ret_count, struct ps_error *err)
+{
+    if (!json_is_array(array))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "tags: a list of texts is wanted");
+    size_t count = json_array_size(array);
+    const char **texts = calloc(count + 1, sizeof *texts);
+    if (!texts)
+        return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    for (size_t i = 0; i < count; i++) {
+        texts[i] = json_string_value(json_array_get(array, i));
+        if (!texts[i]) {
+            free(texts);
+            return ps_fail(err, PS_INVALID_ARGUMENT, "tags[%zu]: a text is wanted", i);
+        }
+    }
+    *ret_texts = texts;
+    *ret_count = count;
+    return 0;
+}
+
+static int change_run(struct ps_web_api *api, const char *id, const json_t *body, json_t **ret,
+                      struct ps_error *err)
+{
+    const json_t *notes = NULL, *tags = NULL, *baseline = NULL, *value;
+    const char *key;
+    json_object_foreach((json_t *)body, key, value)
+    {
+        if (!strcmp(key, "notes"))
+            notes = value;
+        else if (!strcmp(key, "tags"))
+            tags = value;
+        else if (!strcmp(key, "baseline"))
+            baseline = value;
+        else
+            return ps_fail(err, PS_INVALID_ARGUMENT, "%.40s: can't be changed; notes, tags and baseline can",
+                           key);
+    }
+    if (notes && !json_is_string(notes))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "notes: a text is wanted");
+    if (baseline && !json_is_boolean(baseline))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "baseline: true or false is wanted");
+    const char **list = NULL;
+    size_t count = 0;
+    int rc = tags ? text_list(tags, &list, &count, err) : 0;
+    struct ps_run run = {0};
+    if (rc == 0)
+        rc = ps_service_update_run(api->service, id, notes ? json_string_value(notes) : NULL, tags != NULL,
+                                   list, count, &run, err);
+    free(list);
+    if (rc == 0 && baseline)
+        rc = ps_store_pin_baseline(api->service->store, run.id, json_is_true(baseline), err);
+    if (rc == 0)
+        *ret = run_json(api, &run, PS_WEB_TARGET);
+    ps_run_done(&run);
+    return rc;
+}
+
+int ps_web_api_change(struct ps_web_api *api, const char *method, const char *path, const char *body,
+                      size_t size, json_t **ret_json, struct ps_error *err)
+{
+    const char *id = path + 5;
+    if (strncmp(path, "runs/", 5) != 0 || !*id || strchr(id, '/'))
+        return ps_fail(err, PS_UNIMPLEMENTED, "this cannot be changed");
+    if (!ps_utf8_valid(id, strlen(id)))
+        return ps_fail(err, PS_NOT_FOUND, "there is no such run");
+    if (!strcmp(method, "DELETE")) {
+        uint64_t bytes = 0;
+        int rc = ps_service_delete_run(api->service, id, &bytes, err);
+        if (rc == 0)
+            *ret_json = json_pack("{s:I}", "bytes_freed", (json_int_t)bytes);
+        return rc;
+    }
+    if (strcmp(method, "PATCH") != 0)
+        return ps_fail(err, PS_UNIMPLEMENTED, "this cannot be changed");
+    json_error_t why;
+    json_t *json = json_loadb(body, size, JSON_REJECT_DUPLICATES, &why);
+    if (!json || !json_is_object(json)) {
+        json_decref(json);
+        return ps_fail(err, PS_INVALID_ARGUMENT,
+                       "the body must be a JSON object, such as {\"notes\": \"...\"}");
+    }
+    int rc = change_run(api, id, json, ret_json, err);
+    json_decref(json);
+    return rc;
 }

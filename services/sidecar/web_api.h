@@ -20,10 +20,17 @@ struct ps_web_request {
     const char *path; /* decoded, after "/api/v1/": "runs", "runs/ID/series" */
     const char *(*parameter)(void *context, const char *name); /* NULL if absent */
     void *context;
+    size_t streams; /* dashboards that listen, for /status */
 };
 /* Answers a GET. *ret_json is a new reference. NOT_FOUND for paths that do not exist. */
 int ps_web_api_get(struct ps_web_api *api, const struct ps_web_request *request, json_t **ret_json,
                    struct ps_error *err);
+
+/* Answers a change: PATCH of "runs/ID" with a JSON object of what is to change (notes, tags, baseline), or
+ * DELETE of it (body ignored). *ret_json as above; nothing is changed where the answer is an error.
+ * UNIMPLEMENTED for other paths and methods. */
+int ps_web_api_change(struct ps_web_api *api, const char *method, const char *path, const char *body,
+                      size_t size, json_t **ret_json, struct ps_error *err);
 
 /* An event as one server-sent message ("id: ...\nevent: run\ndata: ...\n\n"), with the run as it stands now
  * unless with_run is false. */

@@ -2,23 +2,9 @@
 #include "services/sidecar/web_metrics.h"
 
 #include "services/base/clock.h"
-#include "services/base/fs.h"
+#include "services/sidecar/web_status.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-static uint64_t resident_bytes(void)
-{
-    char *text = NULL, *end;
-    size_t size;
-    if (ps_read_file("/proc/self/statm", 4096, &text, &size, NULL) < 0)
-        return 0;
-    strtoull(text, &end, 10); /* the whole address space; resident pages come second */
-    unsigned long long pages = strtoull(end, NULL, 10);
-    free(text);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
 
 static void metric(struct ps_buf *out, const char *name, const char *type, const char *help, uint64_t value)
 {
@@ -60,7 +46,7 @@ int ps_web_metrics(struct ps_service *service, size_t streams, struct ps_buf *ou
     metric(out, "paramsync_watchers_cut_off_total", "counter",
            "Subscriptions that were too slow, since the start.", ps_hub_cut_off(service->hub));
     metric(out, "paramsync_event_streams", "gauge", "Dashboards that listen now.", streams);
-    metric(out, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
+    metric(out, "process_resident_memory_bytes", "gauge", "Resident memory.", ps_web_resident_bytes());
     ps_buf_printf(out,
                   "# HELP process_start_time_seconds Start, in seconds since 1970-01-01 UTC.\n"
                   "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.3f\n",

@@ -42,7 +42,7 @@ const steps = {
     await page.goto(url);
     const row = (id) => page.locator(`tr[data-run="${id}"]`);
     await row(ids.single).waitFor();
-    assert.equal(await page.locator("tbody tr").count(), 5);
+    assert.equal(await page.locator("tr[data-run]").count(), 5);
     const single = facts.runs.single;
     const cell = (id, column) => row(id).locator(`td[data-column="${column}"]`).innerText();
     assert.match(await cell(ids.single, "state"), /finished/);
@@ -71,16 +71,16 @@ const steps = {
   },
   async "search, filter, sort and selection live in the address"(page) {
     await page.goto(url);
-    await page.locator("tbody tr").first().waitFor();
+    await page.locator("tr[data-run]").first().waitFor();
     await page.locator("#search").fill("DP-2");
-    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+    await page.waitForFunction(() => document.querySelectorAll("tr[data-run]").length === 1);
     assert.match(page.url(), /q=DP-2/);
     await page.locator("#search").fill("");
-    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 5);
+    await page.waitForFunction(() => document.querySelectorAll("tr[data-run]").length === 5);
     await page.getByRole("button", { name: "failed", exact: true }).click();
-    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+    await page.waitForFunction(() => document.querySelectorAll("tr[data-run]").length === 1);
     await page.getByRole("button", { name: "All", exact: true }).click();
-    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 5);
+    await page.waitForFunction(() => document.querySelectorAll("tr[data-run]").length === 5);
     await page.getByRole("button", { name: "img/s" }).click();
     const rates = await page.locator('td[data-column="rate"]').allInnerTexts();
     const numbers = rates.map((text) => Number(text.replace(/\s/g, "")));
@@ -155,6 +155,71 @@ const steps = {
     await page.goto(`${url}#/run/${ids.single}/ranks`);
     await page.getByText("cannot be said").waitFor();
   },
+  async "tags and notes are edited, a run is pinned and judged, another is deleted"(page) {
+    await page.goto(`${url}#/run/${ids.double}`);
+    await page.getByRole("button", { name: "Edit tags and notes" }).click();
+    await page.locator("#edit-tags").fill("nightly, two cards,nightly");
+    await page.locator("#edit-notes").fill("first line\n<script>alert(1)</script>");
+    await shot(page, "edit-dialog");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.locator("dialog").waitFor({ state: "detached" });
+    await page.getByText("<script>alert(1)</script>").waitFor();
+    assert.deepEqual(await page.locator("dd a.tag").allInnerTexts(), ["nightly", "two cards"]);
+    await page.goto(`${url}#/run/${ids.single}`);
+    await page.getByRole("button", { name: "Pin as baseline" }).click();
+    await page.getByRole("button", { name: "Unpin baseline" }).waitFor();
+    await page.goto(url);
+    const verdict = (id) => page.locator(`tr[data-run="${id}"] td[data-column="verdict"]`);
+    await verdict(ids.single).getByText("baseline").waitFor();
+    assert.match(await verdict(ids.double).innerText(), /pass\s+1\.\d\d×/);
+    assert.match(await verdict(ids.bad).innerText(), /other job/);
+    // Columns are the reader's own, and stay.
+    await page.locator(".menu summary").click();
+    await page.locator("#col-tags").check();
+    await page.locator("#col-loss").uncheck();
+    await page.keyboard.press("Escape");
+    await page.locator(`tr[data-run="${ids.double}"] td[data-column="tags"]`).getByText("two cards").click();
+    await page.waitForFunction(() => document.querySelectorAll("tr[data-run]").length === 1);
+    assert.match(page.url(), /tag=two\+?(%20)?cards/);
+    await page.goto("about:blank");
+    await page.goto(url);
+    await page.locator('td[data-column="tags"]').first().waitFor();
+    assert.equal(await page.locator('td[data-column="loss"]').count(), 0);
+    await page.locator(".menu summary").click();
+    await page.locator("#col-tags").uncheck();
+    await page.locator("#col-loss").check();
+    // Deleting asks first.
+    await act("create-ended", "to-be-deleted");
+    await page.getByRole("link", { name: "to-be-deleted" }).click();
+    await page.getByRole("button", { name: "Delete" }).click();
+    await page.getByRole("button", { name: "Cancel" }).click();
+    await page.getByRole("button", { name: "Delete" }).click();
+    await page.locator("dialog").getByRole("button", { name: "Delete" }).click();
+    await page.locator(`tr[data-run="${ids.double}"]`).waitFor();
+    await page.waitForFunction(() => ![...document.querySelectorAll("tr[data-run]")].some((row) => row.innerText.includes("to-be-deleted")));
+  },
+  async "a long list makes rows for what is in view and fetches as it scrolls"(page) {
+    await act("many", 600);
+    await page.goto(`${url}#/?q=many-&sort=name`);
+    await page.getByText("600 runs").waitFor();
+    const made = () => page.locator("tr[data-run]").count();
+    assert.ok(await made() < 80, `${await made()} rows`);
+    await page.getByText("many-0000").waitFor();
+    for (const at of [0.3, 0.7, 1]) {
+      await page.evaluate((share) => window.scrollTo(0, document.documentElement.scrollHeight * share), at);
+      await page.waitForFunction(() => {
+        const rows = [...document.querySelectorAll("tr[data-run]")].map((row) => row.getBoundingClientRect()).filter((box) => box.bottom > 120 && box.top < innerHeight - 200);
+        return rows.length > 4 && !document.querySelector("tr.waiting");
+      });
+      assert.ok(await made() < 80, `${await made()} rows`);
+    }
+    await page.getByText("many-0599").waitFor();
+    assert.equal(await page.locator("table.runs").getAttribute("aria-rowcount"), "601");
+    await shot(page, "runs-many");
+    await page.goto(`${url}#/?sort=bogus`);
+    await page.getByText("sort: one of").waitFor();
+    await act("unmany");
+  },
   async "a live run moves by itself, in list and page"(page, browser) {
     const list = watch(await browser.context.newPage());
     await list.goto(url);
@@ -203,7 +268,7 @@ async function everyPageAccessible(page) {
   for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`]]) {
     await page.goto("about:blank");
     await page.goto(address);
-    await page.locator(name === "runs" ? "tbody tr" : "canvas").first().waitFor();
+    await page.locator(name === "runs" ? "tr[data-run]" : "canvas").first().waitFor();
     await accessible(page, name);
   }
 }
@@ -301,7 +366,7 @@ try {
   });
   await variant("works under a sub-path", {}, (page) => underSubPath(async (base) => {
     await page.goto(base);
-    await page.locator("tbody tr").first().waitFor();
+    await page.locator("tr[data-run]").first().waitFor();
     await page.locator(".live-live").waitFor();
     await page.locator(`tr[data-run="${ids.double}"] th a`).click();
     await page.locator("canvas").nth(4).waitFor();
@@ -316,7 +381,7 @@ try {
   await variant("360 pixels are enough", { width: 360, height: 740, language: "zh-CN" }, async (page) => {
     for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1,sample-16`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`]]) {
       await page.goto(address);
-      await page.locator(name === "runs" ? "tbody tr" : "canvas").first().waitFor();
+      await page.locator(name === "runs" ? "tr[data-run]" : "canvas").first().waitFor();
       await page.waitForTimeout(200);
       await shot(page, `${name}-narrow-zh`);
       assert.equal(await noSideways(page), 0, `${name} is wider than the screen`);

@@ -96,6 +96,14 @@ def main():
                 sidecar.finish(live.id)
             elif words[1] == "create":
                 sidecar.create(words[2], 1, **job)
+            elif words[1] == "create-ended":
+                sidecar.finish(sidecar.create(words[2], 1, **job).id)
+            elif words[1] == "many":
+                many = [sidecar.create(f"many-{i:04d}", 1, **job).id for i in range(int(words[2]))]
+            elif words[1] == "unmany":
+                for one in many:
+                    sidecar.finish(one)
+                    sidecar.request("DELETE", f"/api/v1/runs/{one}")
             elif words[1] == "stop":
                 sidecar.stop()
             elif words[1] == "start":

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import re
+import tempfile
 
 from http_world import Sidecar, skip
 
@@ -127,6 +128,95 @@ def ranks(sidecar):
     check(sidecar.get("/api/v1/runs/nobody/ranks?bins=5")[0] == 404)
 
 
+def tables(sidecar):
+    """The server sorts, filters, searches and judges a list of runs; what it does not know is refused."""
+    names = lambda tail: [r["name"] for r in sidecar.json("/api/v1/runs?" + tail)["runs"]]  # noqa: E731
+    for i, accuracy in enumerate([0.5, math.nan, 0.9]):
+        run = sidecar.create(f"table-{i}", i + 1, tags=["Sorted"] if i == 2 else [], model="resnet18", dataset_hash="t")
+        sidecar.epoch(run.id, 1, accuracy, rate=100.0 + i)
+        sidecar.finish(run.id, elapsed=10 + i)
+    check(names("q=table-&sort=accuracy") == ["table-0", "table-2", "table-1"], names("q=table-&sort=accuracy"))
+    check(names("q=table-&sort=-accuracy") == ["table-2", "table-0", "table-1"], "NaN last either way")
+    check(names("q=table-&sort=-name&offset=1&limit=1") == ["table-1"], "window")
+    check(sidecar.json("/api/v1/runs?q=table-&offset=1&limit=1")["total"] == 3, "total")
+    check(names("q=sorted&sort=name") == ["table-2"], "a tag is searched")
+    check(names("tag=Sorted&sort=name") == ["table-2"], "tag")
+    for bad in ["sort=bogus", "sort=--name", "sort=-", "offset=-1", "offset=x", "sort=name&page=1", "limit=0", "verdict=2", "state=flying"]:
+        check(sidecar.get("/api/v1/runs?" + bad)[0] == 400, bad)
+
+
+def edits(sidecar):
+    """Tags, notes, the pin and deleting: from our own pages only, whole or not at all."""
+    def send(method, run, body=None, status=200, **headers):
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"Content-Type": "application/json", "Content-Length": str(len(data)), **{k.replace("_", "-"): v for k, v in headers.items()}}
+        got, _, answer = sidecar.request(method, f"/api/v1/runs/{run}", {k: v for k, v in given.items() if v}, data)
+        check(got == status, method, run, body, headers, got, answer)
+        return json.loads(answer)
+
+    one = sidecar.create("edited", 1, model="resnet18", dataset="d", dataset_hash="e")
+    two = sidecar.create("edited-too", 2, model="resnet18", dataset="d", dataset_hash="e")
+    for run, rate, seconds in [(one, 100, 20), (two, 190, 11)]:
+        for e in range(1, 4):
+            sidecar.epoch(run.id, e, 0.3 * e, rate=rate, seconds=seconds)
+    send("DELETE", one.id, status=409)  # alive
+    for run in (one, two):
+        sidecar.finish(run.id, elapsed=61)
+    changed = send("PATCH", one.id, {"notes": "“quoted”\n<b>", "tags": ["a", "b c"]})
+    check(changed["notes"] == "“quoted”\n<b>" and changed["tags"] == ["a", "b c"], changed)
+    check(send("PATCH", one.id, {"tags": []})["notes"] == "“quoted”\n<b>", "notes stay where they are not named")
+    for bad in [b"", b"[]", b"{", b'{"notes": 3}', b'{"tags": "a"}', b'{"tags": [""]}', b'{"tags": [1]}', b'{"name": "x"}', b'{"baseline": 1}',
+                b'{"notes": "a", "notes": "b"}', b'{"notes": "' + b"x" * 70000 + b'"}', b'{"notes": "\xff"}']:
+        send("PATCH", one.id, bad, status=400)
+    check(sidecar.json(f"/api/v1/runs/{one.id}")["notes"].startswith("“quoted”"), "nothing was changed")
+    here = f"127.0.0.1:{sidecar.port}"
+    send("PATCH", one.id, {"notes": "x"}, 403, Origin="http://evil.example")
+    send("PATCH", one.id, {"notes": "x"}, 403, Origin="null")
+    send("PATCH", one.id, {"notes": "x"}, 403, Sec_Fetch_Site="cross-site", Origin=f"http://{here}")
+    send("PATCH", one.id, {"notes": "x"}, 403, Sec_Fetch_Site="same-site")
+    send("PATCH", one.id, {"notes": "x"}, 403, Host="evil.example")
+    send("PATCH", one.id, {"notes": "x"}, 415, Content_Type="text/plain")
+    send("DELETE", one.id, status=403, Origin="http://evil.example")
+    send("PATCH", one.id, {"notes": "ours"}, Origin=f"http://{here}")
+    send("PATCH", one.id, {"notes": "ours too"}, Sec_Fetch_Site="same-origin")
+    send("PATCH", "nobody", {"notes": "x"}, 404)
+    status, headers, _ = sidecar.request("PUT", f"/api/v1/runs/{one.id}", {"Content-Length": "0"})
+    check(status == 405 and headers["allow"] == "GET, HEAD, PATCH, DELETE", headers)
+    check(sidecar.request("PATCH", f"/api/v1/runs/{one.id}/events", {"Content-Length": "0"})[0] == 405)
+    # The pin, and what the others are worth against it.
+    send("PATCH", one.id, {"baseline": True})
+    answer = sidecar.json("/api/v1/runs?q=edited&sort=name&verdict=1")
+    check(answer["baseline"] == one.id and answer["runs"][0]["verdict"]["verdict"] == "baseline", answer)
+    judged = answer["runs"][1]["verdict"]
+    check(judged["verdict"] == "pass" and abs(judged["speedup"] - 1.9) < 1e-9 and abs(judged["efficiency"] - 0.95) < 1e-9, judged)
+    check(sidecar.json("/api/v1/runs?q=table-0&sort=name&verdict=1")["runs"][0]["verdict"]["verdict"] == "refused", "other data")
+    check(sidecar.json(f"/api/v1/runs/{one.id}")["is_baseline"] is True)
+    send("PATCH", one.id, {"baseline": False})
+    check(sidecar.json("/api/v1/runs?verdict=1")["baseline"] is None)
+    send("DELETE", two.id)
+    check(sidecar.get(f"/api/v1/runs/{two.id}")[0] == 404)
+
+
+def smoothing(sidecar):
+    """All points are smoothed, then some are shown: the same figures however few are asked for."""
+    run = sidecar.create("smooth", 1)
+    values = [math.nan if i == 50 else math.sin(i / 9) for i in range(12001)]
+    for seq in range(3):
+        sidecar.steps(run.id, [("x", i, values[i], i * 0.1) for i in range(seq * 4000, min(12001, seq * 4000 + 4001))][:4000 + (seq == 2)], seq=seq + 1)
+    wanted, average, mass = [], 0.0, 0.0
+    for value in values:
+        if math.isfinite(value):
+            average, mass = 0.9 * average + 0.1 * value, 0.9 * mass + 0.1
+        wanted.append(average / mass if math.isfinite(value) else value)
+    for tail in ["max_points=10000", "max_points=50", "max_points=200&from=7000&to=9000"]:
+        got = sidecar.json(f"/api/v1/runs/{run.id}/series?name=x&smooth=0.9&{tail}")["series"][0]
+        check(len(got["smoothed"]) == len(got["steps"]) > 30, tail, len(got["steps"]))
+        for step, value in zip(got["steps"], got["smoothed"]):
+            check(value == "NaN" if step == 50 else abs(value - wanted[step]) < 1e-9, tail, step, value, wanted[step])
+    for bad in ["smooth=1", "smooth=-1", "smooth=x", "smooth=nan"]:
+        check(sidecar.get(f"/api/v1/runs/{run.id}/series?name=x&{bad}")[0] == 400, bad)
+
+
 class Stream:
     """Reads server-sent events."""
 
@@ -191,7 +281,7 @@ def metrics(sidecar):
     text = body.decode()
     for line in text.splitlines():
         check(re.fullmatch(r'# (HELP|TYPE) [a-z_]+ .+|[a-z_]+(\{[a-z]+="[a-z]+"\})? [0-9.]+', line), line)
-    for name in ["paramsync_epochs 13", 'paramsync_runs{state="finished"} 1', "process_resident_memory_bytes", "paramsync_store_wal_bytes"]:
+    for name in ["paramsync_epochs 19", 'paramsync_runs{state="finished"} 5', "process_resident_memory_bytes", "paramsync_store_wal_bytes"]:
         check(name in text, name, text)
 
 
@@ -208,6 +298,24 @@ def login():
         check(sidecar.get("/api/v1/runs", Cookie=cookie)[0] == 200)
         with contextlib.closing(Stream(sidecar, headers={"Cookie": cookie})):
             pass
+
+
+def roles():
+    """Who may look may not change, who may change may not delete."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "tokens")
+        path.write_text("admin tok-for-all-0000\nwrite tok-for-write-0000\nread tok-for-read-0000\n")
+        path.chmod(0o600)
+        with Sidecar("--token-file", str(path)) as sidecar:
+            sidecar.token = "tok-for-all-0000"
+            run = sidecar.create("guarded", 1)
+            sidecar.finish(run.id)
+            for method, token, wanted in [("PATCH", "none", 401), ("PATCH", "tok-for-read-0000", 403), ("PATCH", "tok-for-write-0000", 200),
+                                          ("DELETE", "tok-for-read-0000", 403), ("DELETE", "tok-for-write-0000", 403), ("DELETE", "tok-for-all-0000", 200)]:
+                body = b'{"notes": "x"}'
+                status, _, answer = sidecar.request(method, f"/api/v1/runs/{run.id}", {
+                    "Authorization": f"Bearer {token}", "Content-Type": "application/json", "Content-Length": str(len(body))}, body)
+                check(status == wanted, method, token, status, answer)
 
 
 def described(sidecar, run):
@@ -260,7 +368,8 @@ def described(sidecar, run):
         address = path.replace("{run}", run.id).lstrip("/")
         if path.endswith("/compare"):
             address += f"?runs={run.id},sample-1"
-        for suffix in {"series": ["", "?name=loss&max_points=10"], "ranks": ["", "?bins=4"]}.get(path.rsplit("/", 1)[1], [""]):
+        for suffix in {"series": ["", "?name=loss&max_points=10", "?name=loss&smooth=0.5&max_points=10"], "ranks": ["", "?bins=4"],
+                       "runs": ["", "?sort=name&verdict=1"]}.get(path.rsplit("/", 1)[1], [""]):
             fits(sidecar.json("/" + address + suffix), content["application/json"]["schema"], path)
             asked += 1
     check(asked >= 10, asked)
@@ -287,11 +396,15 @@ def main():
         downloads(sidecar, run)
         hostile(sidecar)
         ranks(sidecar)
+        tables(sidecar)
+        edits(sidecar)
+        smoothing(sidecar)
         described(sidecar, run)
         events(sidecar)
         metrics(sidecar)
         long_run(sidecar)
     login()
+    roles()
     print("the HTTP face answers as described")
 
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { Confusion } from "./confusion.ts";
+import { t } from "./i18n.ts";
+import { serverText } from "./server.ts";
 import type { Checkpoint, Comparison, Ranks, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
 
 // Sent to the window when the sidecar no longer takes what we show it (a new token, a new browser).
@@ -17,12 +19,17 @@ export class ApiError extends Error {
 
 // Every path is relative to the page, so that the dashboard works under any sub-path.
 async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return call(path, signal ? { signal } : {});
+}
+
+async function call<T>(path: string, options: RequestInit): Promise<T> {
+  const signal = options.signal;
   let response: Response;
   try {
-    response = await fetch("api/v1/" + path, signal ? { signal } : {});
+    response = await fetch("api/v1/" + path, options);
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "UNAVAILABLE", "The sidecar does not answer. Is paramsyncd running?");
+    throw new ApiError(0, "UNAVAILABLE", t("unreachable"));
   }
   if (!response.ok) {
     let code = "UNKNOWN";
@@ -35,24 +42,44 @@ async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
       // Not our JSON (a proxy's page, say): the status has to do.
     }
     if (response.status === 401) window.dispatchEvent(new Event(LOGIN_NEEDED));
-    throw new ApiError(response.status, code, message);
+    throw new ApiError(response.status, code, serverText(message));
   }
   return (await response.json()) as T;
 }
 
+// What the caller may do; the server decides again on each change.
+export type Role = "read" | "write" | "admin";
+let role: Role = "admin";
+export const canWrite = (wanted: Role): boolean => ["read", "write", "admin"].indexOf(role) >= ["read", "write", "admin"].indexOf(wanted);
+export const setRole = (next: Role): void => {
+  role = next;
+};
+
+export interface Change {
+  tags?: string[];
+  notes?: string;
+  baseline?: boolean;
+}
+export const changeRun = (run: string, change: Change): Promise<Run> =>
+  call(`runs/${id(run)}`, { method: "PATCH", headers: { "Content-Type": "application/json" }, body: JSON.stringify(change) });
+export const deleteRun = (run: string): Promise<{ bytes_freed: number }> => call(`runs/${id(run)}`, { method: "DELETE" });
+
 export interface RunQuery {
   text?: string;
   state?: string;
-  page?: string;
+  tag?: string;
+  sort?: string;
+  offset?: number;
   limit?: number;
+  verdict?: boolean;
 }
 
 export function listRuns(query: RunQuery, signal?: AbortSignal): Promise<RunList> {
-  const params = new URLSearchParams();
+  const params = new URLSearchParams({ sort: query.sort ?? "-created", offset: String(query.offset ?? 0), limit: String(query.limit ?? 100) });
   if (query.text) params.set("q", query.text);
   if (query.state) params.set("state", query.state);
-  if (query.page) params.set("page", query.page);
-  params.set("limit", String(query.limit ?? 200));
+  if (query.tag) params.set("tag", query.tag);
+  if (query.verdict) params.set("verdict", "1");
   return get(`runs?${params}`, signal);
 }
 
@@ -87,7 +114,10 @@ export const compareRuns = (runs: readonly string[], target: number, signal?: Ab
 
 export async function login(token: string): Promise<boolean> {
   const response = await fetch("api/v1/session", { method: "POST", headers: { Authorization: `Bearer ${token}` } });
-  if (response.ok) return true;
+  if (response.ok) {
+    setRole(((await response.json()) as { role?: Role }).role ?? "admin");
+    return true;
+  }
   if (response.status === 401) return false;
   throw new ApiError(response.status, "UNKNOWN", `HTTP ${response.status}`);
 }

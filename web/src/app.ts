@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frame: header, routes (in the fragment, so that every link is relative), language, live state, login.
-import { login, LOGIN_NEEDED } from "./api.ts";
+import { login, LOGIN_NEEDED, setRole, type Role } from "./api.ts";
 import { comparePage } from "./compare.ts";
 import { h, replace } from "./dom.ts";
 import { relative } from "./format.ts";
@@ -109,6 +109,14 @@ function begin(): void {
 }
 
 frame();
+// Menus close when something else is wanted.
+const closeMenus = (except: Node | null): void => {
+  for (const menu of document.querySelectorAll<HTMLDetailsElement>("details.menu[open]")) if (!except || !menu.contains(except)) menu.open = false;
+};
+window.addEventListener("pointerdown", (event) => closeMenus(event.target as Node));
+window.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") closeMenus(null);
+});
 window.addEventListener("hashchange", () => {
   if (streaming) route();
 });
@@ -122,7 +130,14 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page
 
 // One cheap question first: a sidecar with a token answers 401, and the form comes up instead of errors.
 fetch("api/v1/session").then(
-  (response) => (response.status === 401 ? loginPage() : begin()),
+  async (response) => {
+    if (response.status === 401) {
+      loginPage();
+      return;
+    }
+    if (response.ok) setRole(((await response.json()) as { role?: Role }).role ?? "admin");
+    begin();
+  },
   () => begin(),
 );
 window.addEventListener(LOGIN_NEEDED, () => {

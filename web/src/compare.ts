@@ -9,7 +9,7 @@ import { t } from "./i18n.ts";
 import { onEvent } from "./live.ts";
 import { differences, points } from "./math.ts";
 import type { CompareRow, Comparison, Epochs, Num, Run } from "./types.ts";
-import { badge, empty, failure, loading, panel, scroller, throttle, type Page } from "./ui.ts";
+import { badge, empty, failure, loading, panel, scroller, serverText, throttle, type Page } from "./ui.ts";
 
 const SAMPLES = ["sample-1", "sample-16"] as const;
 // Options that are never the same and explain nothing.
@@ -90,7 +90,7 @@ export function comparePage(params: URLSearchParams): Page {
       if (row === reference || row.threshold_only || !reference) continue;
       if (row.refusal) {
         cards.push(h("div", { class: "card card-refused", role: "note" }, h("span", { class: "card-name" }, swatch(styleOf(row)), row.name),
-          h("strong", {}, t("cmp_refused")), h("p", {}, row.refusal)));
+          h("strong", {}, t("cmp_refused")), h("p", {}, serverText(row.refusal))));
         continue;
       }
       const ratio = row.world_size / reference.world_size;
@@ -138,9 +138,9 @@ export function comparePage(params: URLSearchParams): Page {
           const shown = cell(row);
           return h("td", { class: shown === DASH ? "n none" : "n", "data-label": title }, shown);
         }))];
-        const remark = row.refusal && !reference && !row.threshold_only ? `${t("cmp_refused")}: ${row.refusal}`
+        const remark = row.refusal && !reference && !row.threshold_only ? `${t("cmp_refused")}: ${serverText(row.refusal)}`
           : row.threshold_only ? t("cmp_threshold_note", row.epochs, duration(row.total_s), "≥ " + percentShort(num(row.best_accuracy) ?? NaN))
-            : [reference ? "" : row.differs && t("cmp_differs", row.differs), reference ? "" : row.time_refusal, row.non_finite ?? ""].filter(Boolean).join(" · ");
+            : [reference ? "" : row.differs && t("cmp_differs", row.differs), reference ? "" : serverText(row.time_refusal), serverText(row.non_finite ?? "")].filter(Boolean).join(" · ");
         if (remark) out.push(h("tr", { class: row.refusal && !row.threshold_only ? "remark refused" : "remark" }, h("td", { colspan: columns.length + 1 }, remark)));
         return out;
       })))));

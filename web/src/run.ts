@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: progress, live curves, checkpoints, events, attempts, configuration.
 import { getCheckpoints, getConfusion, getEpochs, getEvents, getInfo, getRun, getSeries, type Info } from "./api.ts";
+import { runActions } from "./edit.ts";
 import { confusionTable, type Confusion } from "./confusion.ts";
 import { Chart, dashOf, type ChartSpec, type Line, type XKind } from "./chart.ts";
 import { h, replace, type Child } from "./dom.ts";
@@ -9,7 +10,7 @@ import { t, word, type Key } from "./i18n.ts";
 import { onEvent } from "./live.ts";
 import { points, remaining, shellQuote } from "./math.ts";
 import type { Checkpoint, Epochs, Num, Run, RunEvent, SeriesAnswer } from "./types.ts";
-import { badge, copyButton, failure, loading, panel, runTabs, scroller, throttle, when, whenBoth, type Page } from "./ui.ts";
+import { badge, copyButton, failure, loading, panel, runTabs, scroller, serverText, throttle, when, whenBoth, type Page } from "./ui.ts";
 
 const XS: readonly XKind[] = ["epoch", "step", "elapsed", "wall"];
 const GRPC_PORT = 50051; // what `paramsync` tries on this machine when it is told nothing
@@ -188,7 +189,8 @@ export function runPage(id: string, params: URLSearchParams): Page {
     const r = run;
     replace(title, h("a", { class: "crumb", href: "#/" }, "← ", t("back")),
       h("div", { class: "title-row" }, h("h1", {}, r.name), badge(r.state),
-        r.reason && h("span", { class: "soft" }, r.reason)), runTabs(id, "overview"));
+        r.is_baseline && h("span", { class: "tag tag-best" }, "★ ", t("v_baseline")),
+        r.reason && h("span", { class: "soft" }, serverText(r.reason))), runActions(r, reload), runTabs(id, "overview"));
     const epochs = answer?.epochs;
     const left = r.state === "running" && epochs ? remaining(epochs.epoch, epochs.elapsed_s.map((e) => num(e) ?? NaN), r.epochs_planned) : null;
     replace(progress, r.epochs_planned > 0 && [
@@ -209,14 +211,14 @@ export function runPage(id: string, params: URLSearchParams): Page {
       fact(t("model"), r.model || DASH, r.batch_per_rank > 0 && h("small", {}, `${t("batch")} ${r.batch_per_rank}`)),
       fact(t("dataset"), r.dataset || DASH, r.dataset_hash && h("small", { class: "mono", title: r.dataset_hash }, r.dataset_hash.slice(0, 12))),
       fact(t("started"), h("span", { class: "date" }, absolute(r.created_at)), h("small", {}, when(r.created_at))),
-      r.tags.length > 0 && fact(t("tags"), r.tags.map((tag) => h("span", { class: "tag" }, tag))),
-      r.notes && fact(t("notes"), r.notes));
+      r.tags.length > 0 && fact(t("tags"), r.tags.map((tag) => h("a", { class: "tag", href: `#/?tag=${encodeURIComponent(tag)}` }, tag))),
+      r.notes && fact(t("notes"), h("span", { class: "notes" }, r.notes)));
     const attempts = r.attempts ?? [];
     replace(attemptBox, scroller(t("attempts"), h("table", { class: "stack" },
       h("thead", {}, h("tr", {}, [t("attempt"), t("started"), t("elapsed"), t("world_size"), t("reason")].map((c) => h("th", { scope: "col" }, c)))),
       h("tbody", {}, attempts.map((a) => h("tr", {}, h("td", { class: "n", "data-label": t("attempt") }, a.attempt), h("td", { class: "wrap full" }, whenBoth(a.started_at)),
         h("td", { class: "n", "data-label": t("elapsed") }, duration(a.elapsed_s)), h("td", { class: "n", "data-label": t("world_size") }, a.world_size),
-        h("td", { class: a.reason ? "wrap full" : "none" }, a.reason || DASH)))))));
+        h("td", { class: a.reason ? "wrap full" : "none" }, serverText(a.reason) || DASH)))))));
     const rows: [string, string][] = [["id", r.id], ...(r.commit ? [["commit", r.commit] as [string, string]] : []),
       ...(r.dataset_hash ? [["dataset_hash", r.dataset_hash] as [string, string]] : []), ...(r.config ?? [])];
     replace(configBox, h("dl", { class: "config" }, rows.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));
@@ -252,7 +254,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     replace(eventBox, !events.length ? h("p", { class: "soft" }, t("no_events"))
       : h("ol", { class: "events", tabindex: 0, "aria-label": t("events") }, [...events].reverse().slice(0, 300).map((e) =>
         h("li", { class: `event-${e.kind}` }, h("span", { class: "event-time", title: absolute(e.at) }, absolute(e.at).slice(5)),
-          h("span", { class: "event-kind" }, word("k_", e.kind)), h("span", { class: "event-detail" }, e.detail)))));
+          h("span", { class: "event-kind" }, word("k_", e.kind)), h("span", { class: "event-detail" }, serverText(e.detail))))));
   }
 
   function drawConfusion(): void {

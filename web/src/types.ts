@@ -34,9 +34,18 @@ export interface Run {
   elapsed_s: Num;
   elapsed_with_gaps_s: Num;
   time_to_target_s: Num | null;
+  verdict?: Verdict; // in lists that asked for it, when a baseline is pinned
   // Only in the answer for one run:
+  is_baseline?: boolean;
   config?: [string, string][];
   attempts?: Attempt[];
+}
+
+export interface Verdict {
+  verdict: "pass" | "fail" | "undecided" | "refused" | "baseline";
+  reason: string;
+  speedup: Num | null;
+  efficiency: Num | null;
 }
 
 export interface Attempt {
@@ -56,6 +65,8 @@ export interface RunList {
   runs: Run[];
   next_page: string | null;
   target: number;
+  baseline: string | null;
+  total?: number; // of a sorted list
 }
 
 // Columns: entry i of each is the same epoch. null: not evaluated.
@@ -81,6 +92,7 @@ export interface StepSeries {
   elapsed_s: Num[];
   attempts: number[];
   total_points: number;
+  smoothed?: Num[] | null; // null: more points than one answer reads
 }
 
 export interface SeriesAnswer {
@@ -149,6 +161,10 @@ export interface RankBeat {
   points_sent: number;
   points_dropped: number;
   spool_bytes: number;
+  points_waiting: number;
+  points_replayed: number;
+  rss_bytes: number;
+  clock_offset_s: Num | null;
   last_seq: number;
   last_seen_at: string | null;
 }

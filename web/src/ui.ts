@@ -4,6 +4,8 @@ import { h, copyText, type Child } from "./dom.ts";
 import { absolute, relative } from "./format.ts";
 import { t, word } from "./i18n.ts";
 
+export { serverText } from "./server.ts";
+
 export function badge(state: string): HTMLElement {
   return h("span", { class: `badge badge-${state}` }, h("span", { class: "dot", "aria-hidden": "true" }), word("s_", state));
 }
