@@ -205,7 +205,10 @@ static void page_and_refusals(void **state)
     expect("GET", "/metrics", NULL, 200, "paramsync_runs{state=\"running\"} 0\n");
     expect("GET", "/nothing", NULL, 404, "{\"error\":{\"code\":\"NOT_FOUND\"");
     expect("POST", "/api/v1/runs", "Content-Length: 0\r\n", 405, "Allow: GET, HEAD");
-    expect("DELETE", "/api/v1/runs/x", NULL, 405, "error");
+    expect("DELETE", "/api/v1/runs/x", NULL, 404, "error");
+    expect("DELETE", "/api/v1/runs/x/series", NULL, 405, "error");
+    expect("PATCH", "/api/v1/runs/x", "Content-Length: 0\r\n", 415, "application/json");
+    expect("DELETE", "/api/v1/runs/x", "Origin: http://evil.example\r\n", 403, "own pages");
     expect("POST", "/api/v1/runs", "Content-Length: 99999999\r\n", 413, "error");
 
     expect("GET", "/api/v1/runs", "Host: evil.example\r\n", 403, "PERMISSION_DENIED");
