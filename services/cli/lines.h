@@ -5,6 +5,9 @@
 #ifndef PARAMSYNC_CLI_LINES_H
 #define PARAMSYNC_CLI_LINES_H
 
+#include "services/base/error.h"
+
+#include <regex.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +19,22 @@ struct cli_line {
 };
 /* 1 and *ret_line, or 0 when text (without its newline) is something else. */
 int cli_line_parse(const char *text, struct cli_line *ret_line);
+
+/* A pattern for what other scripts print: a POSIX extended regular expression, in which \\d stands for [0-9]
+ * and
+ * (?<epoch>...), (?<loss>...) and (?<accuracy>...) name its groups; without names the first group is the
+ * epoch, the second the loss, the third (val) the accuracy. */
+struct cli_pattern {
+    regex_t compiled;
+    bool val, percent; /* percent: accuracies are 0..100; one followed by % is in any case */
+    size_t epoch, loss, accuracy;
+};
+/* option is for the message. */
+int cli_pattern_compile(const char *text, const char *option, bool val, bool percent,
+                        struct cli_pattern *ret_pattern, struct ps_error *err);
+/* As cli_line_parse. */
+int cli_pattern_match(const struct cli_pattern *pattern, const char *text, struct cli_line *ret_line);
+void cli_pattern_done(struct cli_pattern *pattern);
 
 /* One epoch, folded over the processes that printed it: means of what they say. */
 struct cli_fold {

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 #include <math.h>
+#include <string.h>
 
 static void sample_lines(void **state)
 {
@@ -65,11 +66,63 @@ static void several_processes_fold(void **state)
     cli_folds_done(&folds);
 }
 
+static void patterns(void **state)
+{
+    (void)state;
+    struct cli_pattern p;
+    struct cli_line l;
+    struct ps_error err = {0};
+    assert_int_equal(cli_pattern_compile("^Epoch (\\d+)/[0-9]+: .*loss=([^ ,]+), acc=([0-9.]+)",
+                                         "--val-regex", true, true, &p, &err),
+                     0);
+    assert_int_equal(cli_pattern_match(&p, "Epoch 7/90: val loss=0.25, acc=81.5", &l), 1);
+    assert_true(l.val && l.epoch == 7 && l.loss == 0.25 && fabs(l.accuracy - 0.815) < 1e-12);
+    assert_int_equal(cli_pattern_match(&p, "Epoch 7/90: val loss=nan, acc=81.5", &l), 1);
+    assert_true(isnan(l.loss));
+    assert_int_equal(cli_pattern_match(&p, "Epoch 7/90: val loss=x, acc=81.5", &l), 0);
+    assert_int_equal(cli_pattern_match(&p, "Epoch 99999999/90: loss=1, acc=81.5", &l), 0);
+    assert_int_equal(cli_pattern_match(&p, "epoch 7", &l), 0);
+    cli_pattern_done(&p);
+    /* Named groups in any order, others between them, a bracket that holds a bracket, a % sign. */
+    assert_int_equal(
+        cli_pattern_compile("(acc|top1) (?P<accuracy>[0-9.]+%?).*[[(]ep(?<epoch>[[:digit:]]+)[])] "
+                            "(?<loss>.+)$",
+                            "--val-regex", true, false, &p, &err),
+        0);
+    assert_int_equal(cli_pattern_match(&p, "top1 50% [ep3] 1e-3", &l), 1);
+    assert_true(l.epoch == 3 && l.loss == 1e-3 && l.accuracy == 0.5);
+    assert_int_equal(cli_pattern_match(&p, "acc 0.5 (ep3) 1e-3", &l), 1);
+    assert_true(l.accuracy == 0.5);
+    cli_pattern_done(&p);
+    assert_int_equal(cli_pattern_compile("e([0-9]+) l(.*)", "--train-regex", false, false, &p, &err), 0);
+    assert_int_equal(cli_pattern_match(&p, "e1 l2", &l), 1);
+    assert_false(l.val);
+    cli_pattern_done(&p);
+    static const char *const bad[] = {"",
+                                      "(",
+                                      "(a)",
+                                      "(a)(b)",
+                                      "(?:a)(b)(c)",
+                                      "(?<name>a)(b)(c)",
+                                      "[",
+                                      "(?<epoch",
+                                      "(?<epoch>a)(b)(c)",
+                                      "(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)(k)(l)(m)(n)(o)(p)",
+                                      "a{9999999}(a)(b)(c)",
+                                      "(a)(b)(c)["};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(cli_pattern_compile(bad[i], "--val-regex", true, false, &p, &err),
+                         PS_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, "--val-regex"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sample_lines),
         cmocka_unit_test(several_processes_fold),
+        cmocka_unit_test(patterns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
