@@ -356,6 +356,7 @@ static int make_backend(struct job *job, struct ps_error *err)
         .max_eval_batch = ps_loop_eval_batch(o, job->data, job->launch.world_size),
         .max_resolution = ps_resolution_largest(&o->resolutions, (int)o->epochs),
         .deterministic = o->deterministic,
+        .tf32 = o->tf32,
         .training = true,
     };
     return job->ops->create(&config, &job->backend, err);
@@ -577,7 +578,7 @@ static int check_agreement(struct job *job, struct ps_error *err)
         "sync-bn",    "freeze-bn",  "on-nan",          "warmup-epochs", "epochs",      "batch",
         "accumulate", "lr",         "lr-scale",        "optimizer",     "momentum",    "weight-decay",
         "schedule",   "drop-last",  "label-smoothing", "seed",          "augment",     "normalize",
-        "resolution", "eval-every", "recipe",          "custom-data",   "ckpt-format",
+        "resolution", "eval-every", "recipe",          "custom-data",   "ckpt-format", "tf32",
     };
     enum { COUNT = sizeof names / sizeof *names };
     struct ps_start_pair pairs[COUNT + 3];

@@ -44,6 +44,7 @@ struct ps_train_options {
     /* worked out from them */
     bool rank_given, world_size_given, threads_given, replicas_given;
     bool data_parallel; /* mode dp */
+    bool tf32;
     bool skip_nan;
     enum ps_optimizer_kind optimizer_kind;
     enum ps_schedule_kind schedule_kind;

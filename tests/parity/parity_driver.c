@@ -292,7 +292,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "parity_driver: %s\n", err.message);
         return 77;
     }
-    enum ps_precision precision = strcmp(argv[2], "fp64") == 0 ? PS_FP64 : PS_FP32;
+    enum ps_precision precision = strcmp(argv[2], "fp64") == 0   ? PS_FP64
+                                  : strcmp(argv[2], "bf16") == 0 ? PS_BF16
+                                                                 : PS_FP32;
     char *line = NULL;
     size_t size = 0;
     int failures = 0;

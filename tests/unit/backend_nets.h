@@ -226,6 +226,8 @@ static void bench_done(struct bench *t)
     free(t->labels);
 }
 
+static bool bench_tf32; /* what bench_create asks for */
+
 static struct ps_backend *bench_create(const struct bench *t, const struct ps_backend_ops *ops,
                                        enum ps_precision precision, int threads)
 {
@@ -238,6 +240,7 @@ static struct ps_backend *bench_create(const struct bench *t, const struct ps_ba
                                        .max_batch = t->batch.count,
                                        .max_eval_batch = t->batch.count,
                                        .max_resolution = t->batch.resolution,
+                                       .tf32 = bench_tf32,
                                        .training = true};
     if (ops->create(&config, &b, &err) != 0)
         fail_msg("create: %s", err.message);

@@ -110,6 +110,76 @@ static void every_op(void **state)
         }
 }
 
+/* With TF32 the images' channels are filled up to four; the stand-in does not round. */
+static void filled_up(void **state)
+{
+    (void)state;
+    bench_tf32 = true;
+    for (int mode = 1; mode < 3; mode++) {
+        struct bench t;
+        ps_mt19937_seed(&net_random, 77);
+        bench_net(&t, &nets[NET_COUNT - 1]);
+        against_reference(&t, "TF32", (enum ps_mode)mode, NULL, 1e-5);
+        bench_done(&t);
+    }
+    bench_tf32 = false;
+}
+
+static double cosine(const float *a, const float *b, size_t count)
+{
+    double dot = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < count; i++) {
+        dot += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return aa > 0 && bb > 0 ? dot / sqrt(aa * bb) : aa == bb;
+}
+
+/* Op by op 0.999; behind several, ReLUs near the kink fall on the other side. */
+static void close_in_bf16(const struct bench *t, const char *net, const char *what, const float *a,
+                          const float *b, size_t count)
+{
+    const double c = cosine(a, b, count), size = relative(a, b, count);
+    const struct ps_model *m = t->model;
+    const bool alone = m->op_count == 1 || (m->op_count == 2 && m->ops[1].kind != PS_OP_RELU);
+    if (!(c >= (alone ? 0.999 : 0.98) && size < (alone ? 0.05 : 0.2)))
+        fail_msg("%s in bf16: %s has cosine %.5f, relative distance %.1e", net, what, c, size);
+}
+
+static void every_op_in_bf16(void **state)
+{
+    (void)state;
+    const struct ps_backend_ops *ref = ps_backend_ref();
+    for (int i = 0; i < NET_COUNT; i++)
+        for (int mode = 0; mode < 3; mode++) {
+            struct bench t;
+            struct result x, y;
+            ps_mt19937_seed(&net_random, (uint32_t)(300 + i));
+            bench_net(&t, &nets[i]);
+            struct ps_backend *a = bench_create(&t, cuda, PS_BF16, 1), *b = bench_create(&t, ref, PS_FP64, 1);
+            run(&t, cuda, a, (enum ps_mode)mode, t.cotangent, &x);
+            run(&t, ref, b, (enum ps_mode)mode, t.cotangent, &y);
+            close_in_bf16(&t, nets[i].name, "output", x.output, y.output, t.output_elements);
+            if (mode != PS_EVAL) {
+                for (int k = 0; k < t.model->param_count; k++) {
+                    const struct ps_param *p = &t.model->params[k];
+                    close_in_bf16(&t, nets[i].name, p->name, x.grads + p->offset, y.grads + p->offset,
+                                  p->count);
+                }
+                close_in_bf16(&t, nets[i].name, "input's gradient", x.dx, y.dx, t.image_elements);
+            }
+            if (t.model->buffer_elements)
+                close_in_bf16(&t, nets[i].name, "statistics", x.buffers, y.buffers, t.model->buffer_elements);
+            assert_int_equal(x.order.count, y.order.count);
+            result_done(&x);
+            result_done(&y);
+            cuda->destroy(a);
+            ref->destroy(b);
+            bench_done(&t);
+        }
+}
+
 static void start_resnet(struct bench *t, int width, int count, int resolution)
 {
     struct ps_model *m = NULL;
@@ -305,6 +375,47 @@ static void steps_like_the_reference(void **state)
         free(params[1]);
         bench_done(&t);
     }
+}
+
+/* The weights that the layers read are the rounded master weights, also after steps: a backend that is given
+ * the master weights of another goes on as that one does. */
+static void master_weights(void **state)
+{
+    (void)state;
+    struct bench t;
+    struct ps_error err = {0};
+    start_resnet(&t, 4, 4, 8);
+    size_t n = t.model->param_elements;
+    const struct ps_loss_config loss = {0, 0.25f};
+    struct ps_backend *a = bench_create(&t, cuda, PS_BF16, 1), *b = bench_create(&t, cuda, PS_BF16, 1);
+    float *master = calloc(n, sizeof *master), *out[2];
+    for (int step = 1; step <= 3; step++) {
+        const struct ps_optimizer_step s = {.kind = PS_SGD, .step = step, .lr = 1e-3, .momentum = 0.9};
+        assert_int_equal(cuda->forward(a, &t.batch, PS_TRAIN_FROZEN_BN, &loss, &err), 0);
+        assert_int_equal(cuda->backward(a, false, NULL, NULL, NULL, &err), 0);
+        assert_int_equal(cuda->update(a, &s, &err), 0);
+    }
+    assert_int_equal(cuda->read(a, PS_STATE_PARAMS, 0, n, master, &err), 0);
+    assert_int_equal(cuda->write(b, PS_STATE_PARAMS, 0, n, master, &err), 0);
+    for (int k = 0; k < 2; k++) {
+        out[k] = calloc(t.output_elements, sizeof(float));
+        assert_int_equal(cuda->forward(k ? b : a, &t.batch, PS_EVAL, &loss, &err), 0);
+        assert_int_equal(cuda->read_value(k ? b : a, t.model->output, false, out[k], &err), 0);
+    }
+    assert_memory_equal(out[0], out[1], t.output_elements * sizeof(float));
+    int finer = 0; /* steps far smaller than bf16's resolution are not lost */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &master[i], sizeof bits);
+        finer += (bits & 0xffff) != 0;
+    }
+    assert_true((size_t)finer > n / 2);
+    free(master);
+    free(out[0]);
+    free(out[1]);
+    cuda->destroy(a);
+    cuda->destroy(b);
+    bench_done(&t);
 }
 
 static void accumulation(void **state)
@@ -553,11 +664,14 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_op),
+        cmocka_unit_test(filled_up),
+        cmocka_unit_test(every_op_in_bf16),
         cmocka_unit_test(whole_net),
         cmocka_unit_test(whole_net_in_training),
         cmocka_unit_test(many_shapes),
         cmocka_unit_test(twice_the_same),
         cmocka_unit_test(steps_like_the_reference),
+        cmocka_unit_test(master_weights),
         cmocka_unit_test(accumulation),
         cmocka_unit_test(arrival_order),
         cmocka_unit_test(ready_means_final),

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PS_BACKEND_ABI = 3 };
+enum { PS_BACKEND_ABI = 4 };
 
 enum ps_precision { PS_FP32, PS_BF16, PS_FP64 /* ref only, for gradient checks */ };
 
@@ -26,7 +26,7 @@ enum ps_precision { PS_FP32, PS_BF16, PS_FP64 /* ref only, for gradient checks *
  * once in its backward, on the thread that called forward or backward. */
 struct ps_bn_sync {
     int world_size;
-    /* mine: `bytes` bytes; all: world_size * bytes, by rank. Both lie where the backend's memory is. */
+    /* mine: `bytes` bytes; all: world_size * bytes, by rank. Both lie in host memory. */
     int (*gather)(void *context, const void *mine, size_t bytes, void *all, struct ps_error *err);
     void *context;
 };
@@ -40,6 +40,8 @@ struct ps_backend_config {
     int max_eval_batch; /* samples of the largest evaluation batch */
     int max_resolution;
     bool deterministic;
+    bool tf32; /* with PS_FP32: factors of products may be rounded to 10 bits, where the device is faster then
+                */
     const struct ps_bn_sync *bn_sync; /* NULL: each rank's own statistics, as PyTorch's DDP has them; outlives
                                          the backend */
     bool training; /* false: no gradients or optimizer state are allocated, and backward is refused */
@@ -162,6 +164,20 @@ struct ps_backend_ops {
     /* Bytes allocated, by use; for --profile and the memory benchmark. */
     void (*memory)(struct ps_backend *backend, size_t *ret_activations, size_t *ret_params,
                    size_t *ret_workspace);
+    /* NULL where the backend's memory is the host's. The stream (cudaStream_t) on which all work is queued,
+     * in order: what a communicator for device memory orders its own work by. */
+    void *(*stream)(struct ps_backend *backend);
+    /* A training step whose work is queued by the device alone once it is known; all three NULL where a
+     * backend has no such thing. Between begin and end the loop makes the step as ever: forward and backward
+     * with the given batch, the reducer's part, update with the given numbers. The work is recorded the
+     * second time that a step of one shape is made, and repeated from then on: *ret_done, and nothing is left
+     * to be done but end. Losses and gradients are as without, to the bit. A failure in between needs no end.
+     */
+    int (*step_begin)(struct ps_backend *backend, const struct ps_batch *batch,
+                      const struct ps_optimizer_step *step, const void *key, size_t key_size, bool *ret_done,
+                      struct ps_error *err);
+    int (*step_end)(struct ps_backend *backend, struct ps_error *err);
+
     /* NULL where the backend has none. The first call starts the clock; each gives the sums since the one
      * before (in ret_rows, at most `capacity`) and sets them to zero. Returns the number of rows, 0 at the
      * first call. */

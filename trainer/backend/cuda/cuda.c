@@ -135,7 +135,7 @@ static int cuda_probe(int *ret_device_count, char *ret_description, size_t size,
 
 static bool cuda_supports(enum ps_precision precision)
 {
-    return precision == PS_FP32;
+    return precision == PS_FP32 || precision == PS_BF16;
 }
 
 static void cuda_destroy(struct ps_backend *b)
@@ -354,8 +354,7 @@ static int build(struct ps_backend *b, struct ps_error *err)
 static int cuda_create(const struct ps_backend_config *config, struct ps_backend **ret, struct ps_error *err)
 {
     if (!cuda_supports(config->precision))
-        return ps_fail(err, PS_UNIMPLEMENTED, "backend cuda has no %s",
-                       config->precision == PS_BF16 ? "bf16: use fp32" : "fp64");
+        return ps_fail(err, PS_UNIMPLEMENTED, "backend cuda has no fp64: use fp32 or bf16");
     if (config->max_batch < 1 && config->max_eval_batch < 1)
         return ps_fail(err, PS_INVALID_ARGUMENT, "backend: the largest batch must be at least 1");
     struct ps_backend *b = calloc(1, sizeof *b);
@@ -364,6 +363,7 @@ static int cuda_create(const struct ps_backend_config *config, struct ps_backend
     b->model = config->model;
     b->config = *config;
     b->type = config->precision == PS_BF16 ? PS_CUDA_BF16 : PS_CUDA_F32;
+    b->tf32 = config->tf32 && b->type == PS_CUDA_F32;
     b->input_grad = getenv("PARAMSYNC_INPUT_GRAD") != NULL;
     int code = build(b, err);
     if (code) {
@@ -975,6 +975,11 @@ static void cuda_release(struct ps_backend *b, void *memory)
         cudaFree(memory);
 }
 
+static void *cuda_stream(struct ps_backend *b)
+{
+    return b->stream;
+}
+
 static int cuda_copy_scaled(struct ps_backend *b, float *dst, const float *src, size_t count, float scale,
                             struct ps_error *err)
 {
@@ -1051,6 +1056,7 @@ static const struct ps_backend_ops table = {
     .copy_scaled = cuda_copy_scaled,
     .read_value = cuda_read_value,
     .memory = cuda_memory,
+    .stream = cuda_stream,
 };
 
 __attribute__((visibility("default"))) const struct ps_backend_ops *ps_backend_module(void);
