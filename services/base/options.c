@@ -4,6 +4,8 @@
 #include "services/base/clock.h"
 #include "services/base/text.h"
 
+#include "paramsync_version.h"
+
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -309,9 +311,117 @@ static void wrap(struct ps_buf *out, const char *text, int column, int indent)
     ps_buf_puts(out, "\n");
 }
 
+/* Text for troff: backslashes, hyphens (an option's is no typographic one) and a leading dot or quote. */
+static void troff(struct ps_buf *out, const char *text)
+{
+    for (const char *p = text; *p; p++) {
+        if ((p == text || p[-1] == '\n') && (*p == '.' || *p == '\''))
+            ps_buf_puts(out, "\\&");
+        if (*p == '\\')
+            ps_buf_puts(out, "\\e");
+        else if (*p == '-')
+            ps_buf_puts(out, "\\-");
+        else
+            ps_buf_append(out, p, 1);
+    }
+}
+
+static void troff_row(struct ps_buf *out, const struct ps_option *row)
+{
+    const char *value = row->value ? row->value : row->type == PS_TYPE_CHOICE ? row->choices : NULL;
+    ps_buf_puts(out, ".TP\n\\fB");
+    if (row->short_name) {
+        ps_buf_puts(out, "\\-");
+        troff(out, row->short_name);
+        ps_buf_puts(out, "\\fR, \\fB");
+    }
+    ps_buf_puts(out, "\\-\\-");
+    troff(out, row->name);
+    ps_buf_puts(out, "\\fR");
+    if (value) {
+        ps_buf_puts(out, " \\fI");
+        troff(out, value);
+        ps_buf_puts(out, "\\fR");
+    }
+    ps_buf_puts(out, "\n");
+    troff(out, row->help);
+    if (row->fallback && *row->fallback) {
+        ps_buf_puts(out, " (default: ");
+        troff(out, row->fallback);
+        ps_buf_puts(out, ")");
+    }
+    if (row->environment) {
+        ps_buf_puts(out, " [");
+        troff(out, row->environment);
+        ps_buf_puts(out, "]");
+    }
+    ps_buf_puts(out, "\n");
+}
+
+int ps_options_man(const struct ps_options *table, const char *version, struct ps_buf *out)
+{
+    char title[64];
+    snprintf(title, sizeof title, "%s", table->program);
+    for (char *p = title; *p; p++)
+        *p = *p == ' ' ? '-' : (char)toupper((unsigned char)*p);
+    ps_buf_puts(out, ".TH ");
+    troff(out, title);
+    ps_buf_printf(out, " 1 \"\" \"paramsync %s\" \"paramsync\"\n.nh\n.SH NAME\n", version);
+    for (const char *p = table->program; *p; p++)
+        ps_buf_puts(out, *p == ' ' || *p == '-' ? "\\-" : (const char[]){*p, '\0'});
+    ps_buf_puts(out, " \\- ");
+    const char *about = table->about ? table->about : "";
+    int first = (int)strcspn(about, ".:;,("); /* its first phrase */
+    char phrase[200];
+    while (first > 0 && about[first - 1] == ' ')
+        first--;
+    snprintf(phrase, sizeof phrase, "%.*s", first, about);
+    troff(out, phrase);
+    ps_buf_puts(out, "\n.SH SYNOPSIS\n\\fB");
+    troff(out, table->program);
+    ps_buf_puts(out, "\\fR ");
+    troff(out, table->usage);
+    ps_buf_puts(out, "\n.SH DESCRIPTION\n");
+    troff(out, about);
+    ps_buf_puts(out, "\n.SH OPTIONS\n");
+    for (size_t i = 0; i < table->count; i++) {
+        if (table->rows[i].group) {
+            ps_buf_puts(out, ".SS ");
+            troff(out, table->rows[i].group);
+            ps_buf_puts(out, "\n");
+        }
+        troff_row(out, &table->rows[i]);
+    }
+    if (table->example) {
+        ps_buf_puts(out, ".SH EXAMPLES\n.nf\n");
+        troff(out, table->example);
+        ps_buf_puts(out, "\n.fi\n");
+    }
+    return out->failed;
+}
+
+int ps_options_words(const struct ps_options *table, struct ps_buf *out)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const struct ps_option *row = &table->rows[i];
+        ps_buf_printf(out, "--%s", row->name);
+        if (row->type == PS_TYPE_CHOICE)
+            ps_buf_printf(out, "\tchoice\t%s", row->choices);
+        else if (row->type != PS_TYPE_BOOL)
+            ps_buf_printf(out, "\tvalue\t%s", row->value ? row->value : "");
+        ps_buf_puts(out, "\n");
+    }
+    return out->failed;
+}
+
 int ps_options_help(const struct ps_options *table, struct ps_buf *out)
 {
     enum { indent = 26 };
+    const char *form = getenv("PARAMSYNC_HELP");
+    if (form && strcmp(form, "man") == 0)
+        return ps_options_man(table, PARAMSYNC_VERSION, out);
+    if (form && strcmp(form, "words") == 0)
+        return ps_options_words(table, out);
     if (table->example) {
         ps_buf_puts(out, "Example:\n");
         const char *p = table->example;

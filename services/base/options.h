@@ -71,7 +71,14 @@ int ps_options_parse(const struct ps_options *table, void *settings, int argc, c
                      struct ps_error *err);
 /* The row's present value as text ("***" for secrets). */
 void ps_options_format(const struct ps_option *row, const void *settings, char *out, size_t size);
-/* --help, at most 80 columns: usage, an example, then the rows by group. */
+/* The program's page for man, section 1 (troff). */
+int ps_options_man(const struct ps_options *table, const char *version, struct ps_buf *out);
+/* For completion, a line a row: --name, then by tabs "value" and its placeholder or "choice" and its choices.
+ */
+int ps_options_words(const struct ps_options *table, struct ps_buf *out);
+/* --help, at most 80 columns: usage, an example, then the rows by group. With PARAMSYNC_HELP=man or =words in
+ * the environment one of the two above: so the build makes the man pages, and the shell completes, from the
+ * rows themselves. */
 int ps_options_help(const struct ps_options *table, struct ps_buf *out);
 
 #define PS_OPTIONS_COUNT(rows) (sizeof(rows) / sizeof *(rows))

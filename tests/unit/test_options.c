@@ -170,12 +170,56 @@ static void test_help_fits_80_columns(void **state)
     ps_buf_done(&out);
 }
 
+static void test_man_and_words(void **state)
+{
+    (void)state;
+    static const struct ps_option few[] = {
+        {.name = "log-dir",
+         .type = PS_TYPE_STRING,
+         .value = "DIR",
+         .help = ".hidden \\ text",
+         .group = "Out-put"},
+        {.name = "mode",
+         .short_name = "m",
+         .type = PS_TYPE_CHOICE,
+         .choices = "a|b-c",
+         .fallback = "a",
+         .help = "how"},
+        {.name = "fast", .type = PS_TYPE_BOOL, .help = "is it", .environment = "FAST_ONE"},
+    };
+    const struct ps_options one = {.program = "prog sub",
+                                   .usage = "--mode M",
+                                   .about = "Does a thing: well. More.",
+                                   .example = "prog sub --mode a",
+                                   .rows = few,
+                                   .count = 3};
+    struct ps_buf out = PS_BUF_INIT(1 << 16);
+    assert_int_equal(ps_options_man(&one, "1.2", &out), 0);
+    const char title[] = ".TH PROG\\-SUB 1 \"\" \"paramsync 1.2\"";
+    assert_int_equal(strncmp(out.data, title, sizeof title - 1), 0);
+    const char *const parts[] = {
+        "prog\\-sub \\- Does a thing\n", "\\fBprog sub\\fR \\-\\-mode M",
+        ".SS Out\\-put\n.TP\n\\fB\\-\\-log\\-dir\\fR \\fIDIR\\fR\n\\&.hidden \\e text\n",
+        "\\fB\\-m\\fR, \\fB\\-\\-mode\\fR \\fIa|b\\-c\\fR\nhow (default: a)\n", "is it [FAST_ONE]\n"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(out.data, parts[i]))
+            fail_msg("no %s in %s", parts[i], out.data);
+    ps_buf_clear(&out);
+    assert_int_equal(ps_options_words(&one, &out), 0);
+    assert_string_equal(out.data, "--log-dir\tvalue\tDIR\n--mode\tchoice\ta|b-c\n--fast\n");
+    ps_buf_clear(&out);
+    setenv("PARAMSYNC_HELP", "words", 1);
+    assert_int_equal(ps_options_help(&one, &out), 0);
+    unsetenv("PARAMSYNC_HELP");
+    assert_int_equal(strncmp(out.data, "--log-dir\t", 10), 0);
+    ps_buf_done(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_bad_values_are_named),
-        cmocka_unit_test(test_environment_yields_to_flags),
+        cmocka_unit_test(test_man_and_words),        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_bad_values_are_named), cmocka_unit_test(test_environment_yields_to_flags),
         cmocka_unit_test(test_help_fits_80_columns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
