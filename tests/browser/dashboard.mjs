@@ -82,9 +82,10 @@ const steps = {
     await page.getByRole("button", { name: "All", exact: true }).click();
     await page.waitForFunction(() => document.querySelectorAll("tr[data-run]").length === 5);
     await page.getByRole("button", { name: "img/s" }).click();
-    const rates = await page.locator('td[data-column="rate"]').allInnerTexts();
-    const numbers = rates.map((text) => Number(text.replace(/\s/g, "")));
-    assert.deepEqual(numbers, [...numbers].sort((a, b) => a - b));
+    await page.waitForFunction(() => { // the server sorts
+      const rates = [...document.querySelectorAll('td[data-column="rate"]')].map((cell) => Number(cell.innerText.replace(/\s/g, "")));
+      return document.querySelector('th[aria-sort="ascending"]') && rates.length === 5 && rates.every((rate, i) => !i || rate >= rates[i - 1]);
+    });
     // By keyboard alone: a box is reached and switched with the space bar.
     await page.locator(`#pick-${ids.single}`).focus();
     await page.keyboard.press("Space");
@@ -103,9 +104,14 @@ const steps = {
     assert.ok(cells.includes((two.best_accuracy * 100).toFixed(2) + " %"), cells.join("|"));
     assert.ok(cells.includes(String(two.epochs_to_target)), cells.join("|"));
     assert.equal(await page.locator(".card .figure").first().innerText(), two.speedup.toFixed(2) + "×");
-    assert.equal(await page.locator("canvas").count(), 5);
+    assert.equal(await page.locator("canvas").count(), 6);
     for (const count of await drawn(page)) assert.ok(count > 1000, `only ${count} pixels`);
     assert.match(await page.locator(".diff").innerText(), /lr\s+0\.01\s+0\.02/);
+    await page.goto(`${url}#/compare?runs=${ids.single},${ids.sixteen}`);
+    await page.locator('tr[data-plan="dp-16"]').waitFor();
+    assert.match(await page.locator('tr[data-plan="dp-16"]').innerText(), /108\.0 ms\s+13\d\.\d ms[^]*81\.0 %\s+7\d\.\d %/);
+    await page.goto(compareUrl);
+    await page.locator('tr[data-row="dp-2"]').waitFor();
     await shot(page, "compare-light");
     // Published results: a threshold and one mark, never a curve.
     const before = await page.locator(".plot").first().getAttribute("aria-label");
@@ -154,6 +160,59 @@ const steps = {
     await shot(page, "ranks-light");
     await page.goto(`${url}#/run/${ids.single}/ranks`);
     await page.getByText("cannot be said").waitFor();
+  },
+  async "a chart is saved as picture and as data, smoothed and zoomed into"(page) {
+    const asked = [];
+    page.on("request", (request) => request.url().includes("/series?name=loss") && asked.push(request.url()));
+    await page.goto(`${url}#/run/${ids.double}`);
+    await page.getByText("2000 of 4000 points").or(page.getByText(/\d+ of 4000 points/)).waitFor();
+    const figure = page.locator("figure", { has: page.getByText("loss", { exact: true }) }).last();
+    const save = async (kind, scope = figure) => {
+      await scope.locator(".export summary").click();
+      const [download] = await Promise.all([page.waitForEvent("download"), scope.getByRole("button", { name: kind, exact: true }).click()]);
+      assert.equal(download.suggestedFilename().split(".").pop(), kind.toLowerCase());
+      return readFileSync(await download.path());
+    };
+    const csv = (await save("CSV")).toString().trim().split("\r\n");
+    assert.equal(csv[0], "step,rank 0");
+    assert.ok(csv.length > 1000 && csv.some((line) => line === "300,NaN"), csv.slice(0, 3).join());
+    const json = JSON.parse(await save("JSON"));
+    assert.equal(json.lines[0].x.length, csv.length - 1);
+    assert.equal((await save("PNG")).subarray(1, 4).toString(), "PNG");
+    const drawing = (await save("SVG", page.locator("figure").first())).toString();
+    assert.match(drawing, /^<\?xml[^]*<path d="M[\d.]+ [\d.]+L[^]*<\/svg>\s*$/);
+    assert.match(drawing, /Training loss/);
+    // Smoothed over all points by the server; the raw line stays.
+    await page.locator("#smooth").fill("0.9");
+    await page.waitForFunction(() => location.hash.includes("smooth=0.9"));
+    await page.waitForTimeout(600);
+    assert.ok(asked.some((one) => one.includes("smooth=0.9")), asked.join("\n"));
+    assert.equal(JSON.parse(await save("JSON")).lines.length, 2);
+    // Zoomed: the part in view comes with all its points.
+    const plot = figure.locator(".u-over");
+    await plot.scrollIntoViewIfNeeded();
+    const box = await plot.boundingBox();
+    await page.mouse.move(box.x + box.width * 0.4, box.y + 80);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.5, box.y + 90, { steps: 4 });
+    await page.mouse.up();
+    await page.getByText(/points in view/).waitFor();
+    const [, shown, all] = /(\d+) of (\d+) points in view/.exec(await figure.locator("xpath=..").locator("xpath=..").innerText());
+    assert.ok(shown === all && Number(all) > 300 && Number(all) < 700, `${shown} of ${all}`);
+    await shot(page, "run-zoomed");
+    await plot.dblclick();
+    await page.getByText(/^\d+ of 4000 points/).waitFor();
+  },
+  async "the health page tells of the sidecar and of each rank's reporter"(page) {
+    await act("beat");
+    await page.goto(url);
+    await page.getByRole("link", { name: "Health" }).click();
+    await page.getByText("All is well").waitFor();
+    const row = page.locator("table tr", { hasText: "rank 1" });
+    assert.match(await row.innerText(), /1234[^]*7[^]*3[^]*\+1 h 00 min/);
+    await shot(page, "health-light");
+    await page.goto(`${url}#/run/${ids.live}`);
+    await page.getByText("a line of <b>rank 1</b>").waitFor({ state: "attached" });
   },
   async "tags and notes are edited, a run is pinned and judged, another is deleted"(page) {
     await page.goto(`${url}#/run/${ids.double}`);
@@ -215,7 +274,7 @@ const steps = {
     }
     await page.getByText("many-0599").waitFor();
     assert.equal(await page.locator("table.runs").getAttribute("aria-rowcount"), "601");
-    await shot(page, "runs-many");
+    await page.screenshot({ path: join(facts.shots, "runs-many.png") }); // the whole page would be 34,000 pixels high
     await page.goto(`${url}#/?sort=bogus`);
     await page.getByText("sort: one of").waitFor();
     await act("unmany");
@@ -265,10 +324,10 @@ async function accessible(page, name) {
   assert.deepEqual(told, [], `${name}: accessibility`);
 }
 async function everyPageAccessible(page) {
-  for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`]]) {
+  for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`], ["health", `${url}#/health`]]) {
     await page.goto("about:blank");
     await page.goto(address);
-    await page.locator(name === "runs" ? "tr[data-run]" : "canvas").first().waitFor();
+    await page.locator(name === "runs" ? "tr[data-run]" : name === "health" ? ".facts" : "canvas").first().waitFor();
     await accessible(page, name);
   }
 }
@@ -340,6 +399,9 @@ try {
     assert.ok(red + green + blue < 120, "the background is dark");
     await page.locator("canvas").nth(4).waitFor();
     await shot(page, "compare-dark-zh");
+    await page.goto(`${url}#/compare?runs=${ids.single},${ids.bad}`);
+    await page.getByText("数据不同：摘要 other").first().waitFor(); // the server's words, too
+    await page.goto(compareUrl);
     await page.getByRole("button", { name: "Switch to English" }).click();
     await page.getByRole("heading", { name: "Compare", exact: true }).waitFor();
     await page.goto(`${url}#/run/${ids.double}`);
@@ -379,9 +441,9 @@ try {
   await variant("axe finds nothing, light", {}, everyPageAccessible);
   await variant("axe finds nothing, dark", { dark: true }, everyPageAccessible);
   await variant("360 pixels are enough", { width: 360, height: 740, language: "zh-CN" }, async (page) => {
-    for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1,sample-16`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`]]) {
+    for (const [name, address] of [["runs", url], ["compare", `${compareUrl}&samples=sample-1,sample-16`], ["run", `${url}#/run/${ids.double}`], ["ranks", `${url}#/run/${ids.sixteen}/ranks`], ["health", `${url}#/health`]]) {
       await page.goto(address);
-      await page.locator(name === "runs" ? "tr[data-run]" : "canvas").first().waitFor();
+      await page.locator(name === "runs" ? "tr[data-run]" : name === "health" ? ".facts" : "canvas").first().waitFor();
       await page.waitForTimeout(200);
       await shot(page, `${name}-narrow-zh`);
       assert.equal(await noSideways(page), 0, `${name} is wider than the screen`);

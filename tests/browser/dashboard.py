@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 
 SOURCE = pathlib.Path(os.environ["PS_SOURCE"])
 BUILD = pathlib.Path(os.environ["PS_BUILD"])
@@ -75,7 +76,7 @@ def main():
         live = sidecar.create("live", 2, config={**options, "lr": 0.02, "world_size": 2}, **job)
         curve(sidecar, live, 3, 21, 2300, 3)
 
-        sixteen = sidecar.create("dp-16", 16, config={**options, "lr": 0.16, "world_size": 16}, **job)
+        sixteen = sidecar.create("dp-16", 16, config={**options, "lr": 0.16, "world_size": 16, "plan.step_s": 0.108, "plan.efficiency": 0.81}, **job)
         curve(sidecar, sixteen, 20, 3.4, 15200, 4)
         step_times(sidecar, sixteen, 16, late=5)
         sidecar.finish(sixteen.id, elapsed=69)
@@ -98,6 +99,10 @@ def main():
                 sidecar.create(words[2], 1, **job)
             elif words[1] == "create-ended":
                 sidecar.finish(sidecar.create(words[2], 1, **job).id)
+            elif words[1] == "beat":
+                beat = sidecar.pb["runs"].HeartbeatRequest(run=live.id, rank=1, attempt=1, elapsed_s=1, step=9, points_sent=1234, points_dropped=3, points_waiting=7,
+                                                           spool_bytes=4096, rss_bytes=1 << 20, wall_s=time.time() + 3600, log=["a line of <b>rank 1</b>"], first_line=1)
+                sidecar.runs.Heartbeat(beat, timeout=10)
             elif words[1] == "many":
                 many = [sidecar.create(f"many-{i:04d}", 1, **job).id for i in range(int(words[2]))]
             elif words[1] == "unmany":

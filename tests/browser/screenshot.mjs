@@ -22,7 +22,7 @@ try {
   page.on("console", (message) => message.type() === "error" && console.error(`page: ${message.text()}`));
   page.on("pageerror", (error) => console.error(`page: ${error.message}`));
   await page.goto(url);
-  await page.locator("main .page :is(table, canvas), main .state strong").first().waitFor({ timeout: 15000 });
+  await page.locator("main .page :is(table, canvas, .facts), main .state strong").first().waitFor({ timeout: 15000 });
   await page.locator(".live-live").waitFor({ timeout: 15000 });
   await page.waitForTimeout(300); // charts draw in the next frames
   await page.screenshot({ path: out, fullPage: flags.includes("--full") });

@@ -2,7 +2,7 @@
 import type { Confusion } from "./confusion.ts";
 import { t } from "./i18n.ts";
 import { serverText } from "./server.ts";
-import type { Checkpoint, Comparison, Ranks, Run, RunEvent, RunList, SeriesAnswer } from "./types.ts";
+import type { Checkpoint, Comparison, Ranks, Run, RunEvent, RunList, SeriesAnswer, Status } from "./types.ts";
 
 // Sent to the window when the sidecar no longer takes what we show it (a new token, a new browser).
 export const LOGIN_NEEDED = "paramsync-login-needed";
@@ -93,8 +93,21 @@ const id = encodeURIComponent;
 export const getInfo = (signal?: AbortSignal): Promise<Info> => get("info", signal);
 export const getRun = (run: string, signal?: AbortSignal): Promise<Run> => get(`runs/${id(run)}`, signal);
 export const getEpochs = (run: string, signal?: AbortSignal): Promise<SeriesAnswer> => get(`runs/${id(run)}/series`, signal);
-export const getSeries = (run: string, name: string, signal?: AbortSignal): Promise<SeriesAnswer> =>
-  get(`runs/${id(run)}/series?name=${id(name)}&rank=-1&max_points=2000`, signal);
+export interface Part {
+  from?: number;
+  to?: number;
+  smooth?: number;
+}
+export const getSeries = (run: string, name: string, part: Part, signal?: AbortSignal): Promise<SeriesAnswer> =>
+  get(`runs/${id(run)}/series?name=${id(name)}&rank=-1&max_points=2000${part.to ? `&from=${part.from ?? 0}&to=${part.to}` : ""}${part.smooth ? `&smooth=${part.smooth}` : ""}`, signal);
+export interface LogLine {
+  attempt: number;
+  rank: number;
+  seq: number;
+  text: string;
+}
+export const getLog = (run: string, signal?: AbortSignal): Promise<{ lines: LogLine[] }> => get(`runs/${id(run)}/log?lines=60`, signal);
+export const getStatus = (signal?: AbortSignal): Promise<Status> => get("status", signal);
 export const getCheckpoints = (run: string, signal?: AbortSignal): Promise<{ checkpoints: Checkpoint[] }> =>
   get(`runs/${id(run)}/checkpoints`, signal);
 // Null where there is none: nothing evaluated yet, or reported by a client that does not send it.

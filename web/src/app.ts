@@ -4,6 +4,7 @@ import { login, LOGIN_NEEDED, setRole, type Role } from "./api.ts";
 import { comparePage } from "./compare.ts";
 import { h, replace } from "./dom.ts";
 import { relative } from "./format.ts";
+import { healthPage } from "./health.ts";
 import { currentLanguage, setLanguage, t } from "./i18n.ts";
 import { onLiveState, startLive, type LiveState } from "./live.ts";
 import { ranksPage } from "./ranks.ts";
@@ -41,7 +42,7 @@ function frame(): void {
     h("a", { class: "skip", href: "#main", onclick: (event: Event) => { event.preventDefault(); main.focus(); } }, t("skip")),
     h("header", { class: "top" },
       h("a", { class: "brand", href: "#/" }, h("img", { src: "favicon.svg", alt: "", width: 22, height: 22 }), "paramsync"),
-      h("nav", { "aria-label": "paramsync" }, h("a", { href: "#/" }, t("runs"))),
+      h("nav", { "aria-label": "paramsync" }, h("a", { href: "#/" }, t("runs")), h("a", { href: "#/health" }, t("health"))),
       h("span", { class: "grow" }), live, language),
     main);
   onLiveState(showLive);
@@ -63,6 +64,7 @@ function route(): void {
   if (path === "/" || path === "") show(runsPage(params));
   else if (run) show(runPage(safeDecode(run[1] ?? ""), params));
   else if (ranks) show(ranksPage(safeDecode(ranks[1] ?? "")));
+  else if (path === "/health") show(healthPage());
   else if (path === "/compare") show(comparePage(params));
   else show({ node: empty(t("not_found"), h("p", {}, h("a", { href: "#/" }, t("back")))), title: "404", destroy: () => undefined });
 }

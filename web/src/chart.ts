@@ -4,6 +4,7 @@
 import uPlot from "uplot";
 import { absolute, axisClock, axisDuration, duration, fixed, percent, rate, significant } from "./format.ts";
 import { h, replace, svg } from "./dom.ts";
+import { exportChart, exportMenu } from "./export.ts";
 import { t } from "./i18n.ts";
 
 export type XKind = "epoch" | "step" | "elapsed" | "wall" | "processes";
@@ -18,6 +19,9 @@ export interface Line {
   faint?: boolean;
   unlisted?: boolean; // not in the legend: another line of the same style is
   pointsOnly?: boolean;
+  hollow?: boolean; // a point that was not measured
+  pale?: boolean; // the raw values behind a smoothed line
+  unmarked?: boolean; // what is not a number is marked by the raw line
 }
 
 export interface ChartSpec {
@@ -32,6 +36,7 @@ export interface ChartSpec {
   group: string;
   height?: number;
   fromZero?: boolean;
+  onZoom?: (range: [number, number] | null) => void; // null: everything is in view again
 }
 
 // Told apart by dash as well as by colour (Okabe and Ito's palette, in style.css as --line-0...).
@@ -39,7 +44,8 @@ export const PALETTE = 8;
 const DASHES: readonly (readonly number[])[] = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4], [4, 4], [2, 2, 6, 2], [1, 5]];
 
 export function dashOf(style: number): readonly number[] {
-  return DASHES[style % DASHES.length] ?? [];
+  // The colours begin again after eight; the dashes then stand against others, so that 64 lines differ.
+  return DASHES[(style + 3 * Math.floor(style / PALETTE)) % DASHES.length] ?? [];
 }
 
 function css(name: string): string {
@@ -89,6 +95,8 @@ export class Chart {
   private values: HTMLElement[] = [];
   private marks: { x: number; style: number }[] = [];
   private shape = "";
+  private zoom: [number, number] | null = null;
+  private zoomTimer = 0;
 
   constructor(spec: ChartSpec) {
     this.spec = spec;
@@ -96,7 +104,9 @@ export class Chart {
     this.legend = h("div", { class: "legend" });
     this.holder = h("div", { class: "plot", tabindex: 0, role: "img", title: t("drag_zoom") });
     this.note = h("p", { class: "note", hidden: true });
-    this.node = h("figure", { class: "chart" }, h("div", { class: "chart-head" }, this.heading, this.legend), this.holder, this.note);
+    this.node = h("figure", { class: "chart" }, h("div", { class: "chart-head" }, this.heading, this.legend, exportMenu((kind) => {
+      if (this.plot) exportChart(kind, this.plot, this.spec, { color: (line) => lineColor(line.style), dash: (line) => (line.pale ? [] : line.dash ?? dashOf(line.style)), css });
+    })), this.holder, this.note);
     this.holder.addEventListener("keydown", (event) => this.key(event));
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.holder);
@@ -105,6 +115,7 @@ export class Chart {
 
   destroy(): void {
     this.observer.disconnect();
+    window.clearTimeout(this.zoomTimer);
     this.plot?.destroy();
     this.plot = null;
   }
@@ -118,14 +129,17 @@ export class Chart {
     this.spec = spec;
     const data = this.align();
     const shape = JSON.stringify([spec.x, spec.y, spec.log, spec.title, spec.threshold, spec.endMarks,
-      spec.lines.map((line) => [line.label, line.style, line.dash, line.faint, line.pointsOnly])]);
+      spec.lines.map((line) => [line.label, line.style, line.dash, line.faint, line.pale, line.pointsOnly])]);
     this.describe();
     if (this.plot && shape === this.shape) {
-      this.plot.setData(data);
+      const zoom = this.zoom;
+      this.plot.setData(data, !zoom); // new points must not end a reader's zoom
+      if (zoom) this.plot.setScale("x", { min: zoom[0], max: zoom[1] });
       this.showValues(null);
       return;
     }
     this.shape = shape;
+    this.zoom = null;
     this.plot?.destroy();
     this.plot = null;
     this.holder.textContent = "";
@@ -141,7 +155,7 @@ export class Chart {
     const tables = this.spec.lines.map((line) => {
       const y = line.y.map((value, index) => {
         const drawable = Number.isFinite(value) && !(this.spec.log && value <= 0);
-        if (!drawable) this.marks.push({ x: line.x[index] ?? 0, style: line.style });
+        if (!drawable && !line.unmarked) this.marks.push({ x: line.x[index] ?? 0, style: line.style });
         return drawable ? value : null;
       });
       return [line.x, y] as unknown as uPlot.AlignedData;
@@ -283,10 +297,11 @@ export class Chart {
           const few = line.x.length <= 12;
           return {
             label: line.label,
-            stroke: color,
-            width: line.pointsOnly ? 0 : line.faint || many ? 1.25 : 2,
-            dash: many ? [] : [...(line.dash ?? dashOf(line.style))], // dashes in noise are only more noise
-            points: { show: line.pointsOnly === true || (few && !line.faint), size: line.pointsOnly ? 10 : 5, fill: color, stroke: color },
+            stroke: line.pale ? color + (spec.lines.length > 8 ? "22" : "66") : color,
+            width: line.pointsOnly ? 0 : line.faint || (many && !line.unmarked) ? 1.25 : 2,
+            // Dashes in noise are only more noise, but beyond the palette they alone tell lines apart.
+            dash: line.pale || (many && spec.lines.length <= PALETTE) ? [] : [...(line.dash ?? dashOf(line.style))],
+            points: { show: line.pointsOnly === true || (few && !line.faint), size: line.pointsOnly ? 10 : 5, fill: line.hollow ? css("--panel") : color, stroke: color, ...(line.hollow ? { width: 2 } : {}) },
             ...(line.pointsOnly ? { paths: () => null } : {}),
           };
         }),
@@ -294,8 +309,21 @@ export class Chart {
       hooks: {
         setCursor: [(u) => this.showValues(u.cursor.idx ?? null)],
         draw: [(u) => this.overlay(u)],
+        setScale: [(u, key) => {
+          if (key === "x") this.onScale(u);
+        }],
       },
     };
+  }
+
+  private onScale(u: uPlot): void {
+    const { min, max } = u.scales["x"] ?? {};
+    if (this.plot !== u || min === undefined || max === undefined || min === null || max === null) return;
+    const next: [number, number] | null = this.zoomed(min, max) ? [min, max] : null;
+    if (next?.[0] === this.zoom?.[0] && next?.[1] === this.zoom?.[1]) return;
+    this.zoom = next;
+    window.clearTimeout(this.zoomTimer);
+    this.zoomTimer = window.setTimeout(() => this.spec.onZoom?.(this.zoom), 120);
   }
 
   private zoomed(min: number, max: number): boolean {

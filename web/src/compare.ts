@@ -34,13 +34,15 @@ export function comparePage(params: URLSearchParams): Page {
   const curves = h("div", { class: "charts" });
   const scaling = h("div", { class: "charts" });
   const config = h("div", {});
+  const plans = h("div", {});
+  const planPanel = panel(t("cmp_plan"), plans);
   const node = h("div", { class: "page" }, loading());
   const bars = h("figure", { class: "chart bars" });
   const content: Child[] = [
     h("a", { class: "crumb", href: "#/" }, "← ", t("back")),
     h("div", { class: "toolbar" }, h("h1", {}, t("compare")), controls), chips, headline,
     panel(t("cmp_numbers"), figures, h("p", { class: "note" }, t("cmp_measured_note"))),
-    panel(t("curves"), curves), h("div", { class: "panel" }, scaling), panel(t("cmp_config"), config),
+    panel(t("curves"), curves), h("div", { class: "panel" }, scaling), planPanel, panel(t("cmp_config"), config),
   ];
 
   function keepAddress(): void {
@@ -188,6 +190,20 @@ export function comparePage(params: URLSearchParams): Page {
       ];
       chart(scaling, "scaling", { title: t("cmp_scaling"), x: "processes", y: "rate", lines, fromZero: true, group: "cmp-scaling", height: 220 });
     }
+    const efficient = measured.filter((row) => num(row.efficiency) !== null && row.world_size > 0);
+    if (efficient.length > 1) {
+      const most = Math.max(...efficient.map((row) => row.world_size));
+      const planned = efficient.flatMap((row) => {
+        const plan = planOf(row);
+        return plan?.efficiency !== undefined && plan.efficiency !== null ? [{ row, y: plan.efficiency }] : [];
+      });
+      chart(scaling, "efficiency", {
+        title: t("cmp_efficiency_chart"), x: "processes", y: "accuracy", fromZero: true, group: "cmp-scaling", height: 220,
+        lines: [{ label: t("cmp_ideal_eff"), style: 7, dash: [4, 4], faint: true, x: [0, most], y: [1, 1] },
+          ...efficient.map((row): Line => ({ label: row.name, style: styleOf(row), pointsOnly: true, dash: [], x: [row.world_size], y: [num(row.efficiency) ?? NaN] })),
+          ...planned.map(({ row, y }): Line => ({ label: t("cmp_predicted", row.name), style: styleOf(row), pointsOnly: true, hollow: true, dash: [], x: [row.world_size], y: [y] }))],
+      });
+    }
     const group = (title: string, value: (row: CompareRow) => number | null, rows: CompareRow[]): Child => {
       const most = Math.max(...rows.map((row) => value(row) ?? 0));
       return [h("figcaption", {}, title), h("div", { class: "bar-rows" }, rows.map((row) => {
@@ -203,12 +219,44 @@ export function comparePage(params: URLSearchParams): Page {
     if (bars.parentNode !== scaling) scaling.appendChild(bars);
   }
 
+  // What `paramsync plan` foretold, where a run carries it in its configuration.
+  function planOf(row: CompareRow): { step: number | null; efficiency: number | null } | null {
+    const config = new Map(runs.get(row.run_id)?.config ?? []);
+    const value = (key: string): number | null => {
+      const x = Number(config.get(key) ?? NaN);
+      return Number.isFinite(x) ? x : null;
+    };
+    const plan = { step: value("plan.step_s"), efficiency: value("plan.efficiency") };
+    return plan.step === null && plan.efficiency === null ? null : plan;
+  }
+
+  function drawPlan(c: Comparison): void {
+    const rows = c.rows.flatMap((row) => {
+      const plan = row.threshold_only ? null : planOf(row);
+      return plan ? [{ row, plan }] : [];
+    });
+    planPanel.hidden = !rows.length;
+    const step = (seconds: number | null): string => (seconds === null ? DASH : seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(seconds * 1000).toFixed(1)} ms`);
+    const off = (measured: number | null, planned: number | null): string =>
+      (measured === null || planned === null || !(planned > 0) ? DASH : `${measured >= planned ? "+" : "−"}${percent(Math.abs(measured / planned - 1), 1)}`);
+    const names = [t("world_size"), t("cmp_plan_step"), t("cmp_measured_step"), t("cmp_plan_off"), t("cmp_plan_eff"), t("cmp_measured_eff"), t("cmp_plan_off")];
+    replace(plans, scroller(t("cmp_plan"), h("table", { class: "stack" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("name")), names.map((name) => h("th", { scope: "col", class: "n" }, name)))),
+      h("tbody", {}, rows.map(({ row, plan }) => {
+        const run = runs.get(row.run_id);
+        const speed = num(row.samples_per_s);
+        const measured = run && run.batch_per_rank > 0 && speed !== null && speed > 0 ? (run.batch_per_rank * row.world_size) / speed : null;
+        const cells = [String(row.world_size), step(plan.step), step(measured), off(measured, plan.step), percent(plan.efficiency), percent(row.efficiency), off(num(row.efficiency), plan.efficiency)];
+        return h("tr", { "data-plan": row.name }, h("th", { scope: "row" }, swatch(styleOf(row)), row.name), cells.map((cell, i) => h("td", { class: "n", "data-label": names[i] ?? "" }, cell)));
+      })))));
+  }
+
   function drawConfig(): void {
     const list = ids.map((id) => [...runs.values()].find((run) => run.id === id || run.name === id)).filter((run): run is Run => !!run);
     const table = differences(list.map((run) => [
       ["model", run.model], ["dataset", run.dataset], ["dataset_hash", run.dataset_hash], ["device", run.device], ["commit", run.commit],
       ["world_size", String(run.world_size)], ["batch_per_rank", String(run.batch_per_rank)], ["epochs_planned", String(run.epochs_planned)],
-      ...(run.config ?? []).filter(([key]) => !QUIET.has(key.replace(/-/g, "_"))),
+      ...(run.config ?? []).filter(([key]) => !QUIET.has(key.replace(/-/g, "_")) && !key.startsWith("plan.")),
     ]));
     replace(config, !table.length ? h("p", { class: "soft" }, t("cmp_same"))
       : scroller(t("cmp_config"), h("table", { class: "diff" },
@@ -254,6 +302,7 @@ export function comparePage(params: URLSearchParams): Page {
         drawHeadline(got);
         drawFigures(got);
         drawCharts(got);
+        drawPlan(got);
         drawConfig();
       },
       (error: unknown) => {

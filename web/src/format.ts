@@ -62,9 +62,10 @@ export function duration(value: Num | null | undefined): string {
 
 // Axis labels: shorter, the unit follows the range.
 export function axisDuration(seconds: number, range: number): string {
-  if (range < 180) return `${Number(seconds.toFixed(1))} s`;
-  if (range < 3 * 3600) return `${Number((seconds / 60).toFixed(1))} min`;
-  return `${Number((seconds / 3600).toFixed(1))} h`;
+  const [h, m, s] = currentLanguage() === "zh" ? ["时", "分", "秒"] : ["h", "min", "s"];
+  if (range < 300) return `${Number(seconds.toFixed(1))} ${s}`;
+  if (range < 3 * 3600) return `${Number((seconds / 60).toFixed(1))} ${m}`;
+  return `${Number((seconds / 3600).toFixed(1))} ${h}`;
 }
 
 // The time of day on an axis; the date too where the range is longer than a day.

@@ -49,3 +49,71 @@ export function classAccuracy(counts: readonly (readonly number[])[]): (number |
     return all ? (row[i] ?? 0) / all : null;
   });
 }
+
+// Exponential average over all points, its start corrected for the missing past (a constant stays constant). What is not
+// a number passes through and leaves the average alone. The same arithmetic as ps_compare_smooth (services/compare).
+export function smooth(values: readonly number[], weight: number): number[] {
+  let [average, mass] = [0, 0];
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    average = weight * average + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return mass > 0 ? average / mass : value;
+  });
+}
+
+// Elapsed time at the end of the first evaluation at or above the target; null: none. As services/compare counts it.
+export function timeToTarget(elapsed: readonly (number | null)[], accuracy: readonly (number | null)[], target: number): { time: number; index: number } | null {
+  for (let i = 0; i < accuracy.length; i++) {
+    const [a, e] = [accuracy[i], elapsed[i]];
+    if (a !== null && a !== undefined && Number.isFinite(a) && a >= target && e !== null && e !== undefined) return { time: e, index: i };
+  }
+  return null;
+}
+
+// Speed-up and efficiency of N processes against a reference of M: rate / reference, and that * M / N.
+export function scaling(rate: number, world: number, reference: number, referenceWorld: number): { speedup: number; efficiency: number } | null {
+  if (!(rate > 0 && reference > 0 && world > 0 && referenceWorld > 0)) return null;
+  const speedup = rate / reference;
+  return { speedup, efficiency: (speedup * referenceWorld) / world };
+}
+
+// The points of a coarse series outside of [from, to] and those of a detailed one inside, by step.
+export function mergeSteps<T extends { step: number }>(coarse: readonly T[], detail: readonly T[], from: number, to: number): T[] {
+  return [...coarse.filter((p) => p.step < from), ...detail.filter((p) => p.step >= from && p.step <= to), ...coarse.filter((p) => p.step > to)];
+}
+
+export interface Table {
+  x: number[];
+  names: string[];
+  columns: (number | null)[][]; // null: this line has no point there
+}
+
+// Lines with x of their own as one table; several points of a line at one x take rows of their own.
+export function tableOf(lines: readonly { label: string; x: readonly number[]; y: readonly number[] }[]): Table {
+  const rows = new Map<string, { x: number; again: number; values: (number | null)[] }>();
+  lines.forEach((line, column) => {
+    const seen = new Map<number, number>();
+    line.x.forEach((x, i) => {
+      const again = seen.get(x) ?? 0;
+      seen.set(x, again + 1);
+      const key = `${x}/${again}`;
+      let row = rows.get(key);
+      if (!row) rows.set(key, (row = { x, again, values: lines.map(() => null) }));
+      row.values[column] = line.y[i] ?? NaN;
+    });
+  });
+  const sorted = [...rows.values()].sort((a, b) => a.x - b.x || a.again - b.again);
+  return { x: sorted.map((row) => row.x), names: lines.map((line) => line.label), columns: lines.map((_, c) => sorted.map((row) => row.values[c] ?? null)) };
+}
+
+// RFC 4180. A name that a spreadsheet would take for a formula gets an apostrophe before it.
+export function csvOf(x: string, table: Table): string {
+  const field = (text: string): string => {
+    const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+    return /[",\r\n]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;
+  };
+  const lines = [[x, ...table.names].map(field).join(",")];
+  table.x.forEach((value, i) => lines.push([String(value), ...table.columns.map((column) => (column[i] === null ? "" : String(column[i])))].join(",")));
+  return lines.join("\r\n") + "\r\n";
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: progress, live curves, checkpoints, events, attempts, configuration.
-import { getCheckpoints, getConfusion, getEpochs, getEvents, getInfo, getRun, getSeries, type Info } from "./api.ts";
+import { getCheckpoints, getConfusion, getEpochs, getEvents, getInfo, getLog, getRun, getSeries, type Info, type LogLine } from "./api.ts";
 import { runActions } from "./edit.ts";
 import { confusionTable, type Confusion } from "./confusion.ts";
 import { Chart, dashOf, type ChartSpec, type Line, type XKind } from "./chart.ts";
@@ -8,8 +8,8 @@ import { h, replace, type Child } from "./dom.ts";
 import { absolute, bytes, DASH, duration, fixed, num, percent, percentShort, rate } from "./format.ts";
 import { t, word, type Key } from "./i18n.ts";
 import { onEvent } from "./live.ts";
-import { points, remaining, shellQuote } from "./math.ts";
-import type { Checkpoint, Epochs, Num, Run, RunEvent, SeriesAnswer } from "./types.ts";
+import { mergeSteps, points, remaining, shellQuote, smooth } from "./math.ts";
+import type { Checkpoint, Epochs, Num, Run, RunEvent, SeriesAnswer, StepSeries } from "./types.ts";
 import { badge, copyButton, failure, loading, panel, runTabs, scroller, serverText, throttle, when, whenBoth, type Page } from "./ui.ts";
 
 const XS: readonly XKind[] = ["epoch", "step", "elapsed", "wall"];
@@ -33,6 +33,9 @@ export function runPage(id: string, params: URLSearchParams): Page {
   let confusion: Confusion | null = null;
   let seriesName = params.get("series") ?? "";
   let steps: SeriesAnswer | null = null;
+  let detail: { answer: SeriesAnswer; from: number; to: number } | null = null; // of a zoomed part
+  let weight = Math.min(0.99, Math.max(0, Number(params.get("smooth") ?? "0") || 0));
+  let logLines: LogLine[] = [];
   const abort = new AbortController();
   const charts = new Map<string, Chart>();
 
@@ -49,6 +52,8 @@ export function runPage(id: string, params: URLSearchParams): Page {
   const eventBox = h("div", {});
   const attemptBox = h("div", {});
   const configBox = h("div", {});
+  const logBox = h("div", {});
+  const logPanel = panel(t("log"), logBox);
   const page = h("div", { class: "page" }, loading());
 
   const content: Child[] = [
@@ -58,6 +63,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     panel(t("checkpoints"), checkpointBox),
     confusionPanel,
     h("div", { class: "two" }, panel(t("events"), eventBox), panel(t("attempts"), attemptBox)),
+    logPanel,
     panel(t("configuration"), configBox),
   ];
 
@@ -65,6 +71,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     const query = new URLSearchParams();
     if (axis !== "epoch") query.set("x", axis);
     if (log) query.set("log", "1");
+    if (weight) query.set("smooth", String(weight));
     if (seriesName) query.set("series", seriesName);
     const tail = query.toString();
     history.replaceState(null, "", `#/run/${encodeURIComponent(id)}${tail ? "?" + tail : ""}`);
@@ -106,10 +113,12 @@ export function runPage(id: string, params: URLSearchParams): Page {
     const x = xs(axis, epochs);
     const line = (label: Key, column: readonly (Num | null)[], style: number): Line =>
       ({ label: t(label), style, dash: style === 1 ? dashOf(1) : [], ...points(x, column.map(num)) });
+    // The raw line stays, paler, behind the smoothed one.
+    const lines = (...all: Line[]): Line[] => (weight ? [...all.map((one): Line => ({ ...one, pale: true, unlisted: true })), ...all.map((one): Line => ({ ...one, y: smooth(one.y, weight), unmarked: true }))] : all);
     const common = { x: axis, group: `run-${axis}` };
-    chart("loss", { ...common, title: t("loss"), y: "loss", log, lines: [line("train_loss", epochs.train_loss, 0), line("val_loss", epochs.val_loss, 1)] });
-    chart("accuracy", { ...common, title: t("test_accuracy"), y: "accuracy", lines: [line("test_accuracy", epochs.accuracy, 2)] });
-    chart("rate", { ...common, title: t("throughput"), y: "rate", fromZero: true, lines: [line("throughput", epochs.samples_per_s, 3)] });
+    chart("loss", { ...common, title: t("loss"), y: "loss", log, lines: lines(line("train_loss", epochs.train_loss, 0), line("val_loss", epochs.val_loss, 1)) });
+    chart("accuracy", { ...common, title: t("test_accuracy"), y: "accuracy", lines: lines(line("test_accuracy", epochs.accuracy, 2)) });
+    chart("rate", { ...common, title: t("throughput"), y: "rate", fromZero: true, lines: lines(line("throughput", epochs.samples_per_s, 3)) });
     chart("lr", { ...common, title: t("lr"), y: "lr", fromZero: true, lines: [line("lr", epochs.lr, 5)] });
   }
 
@@ -119,6 +128,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
         type: "button", "aria-pressed": String(x === axis),
         onclick: () => {
           axis = x;
+          detail = null;
           keepAddress();
           drawControls();
           drawCurves();
@@ -133,8 +143,20 @@ export function runPage(id: string, params: URLSearchParams): Page {
           drawCurves();
         },
       }), t("log_scale")),
+      h("label", { class: "check", for: "smooth" }, t("smoothing"), h("input", {
+        type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, value: weight,
+        oninput: (event: Event) => {
+          weight = Number((event.target as HTMLInputElement).value);
+          weightText.textContent = weight ? weight.toFixed(2) : t("off");
+          keepAddress();
+          drawCurves();
+          loadStepsSoon();
+        },
+      }), weightText),
       h("span", { class: "soft hint" }, t("drag_zoom")));
+    weightText.textContent = weight ? weight.toFixed(2) : t("off");
   }
+  const weightText = h("span", { class: "soft weight" });
 
   const stepCurves = h("div", { class: "charts wide" });
   const stepNote = h("p", { class: "note" });
@@ -142,6 +164,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     id: "series",
     onchange: () => {
       seriesName = picker.value;
+      detail = null;
       keepAddress();
       loadSteps();
     },
@@ -151,9 +174,43 @@ export function runPage(id: string, params: URLSearchParams): Page {
   function loadSteps(): void {
     const name = seriesName;
     if (!name) return;
-    getSeries(id, name, abort.signal).then((got) => {
+    const part = detail ? { from: detail.from, to: detail.to, smooth: weight } : null;
+    Promise.all([getSeries(id, name, { smooth: weight }, abort.signal), part && getSeries(id, name, part, abort.signal)]).then(([got, finer]) => {
       if (name !== seriesName) return;
       steps = got;
+      if (finer && part && detail) detail = { answer: finer, from: part.from, to: part.to };
+      drawSteps();
+    }, () => undefined);
+  }
+  const loadStepsSoon = throttle(() => {
+    if (!abort.signal.aborted) loadSteps();
+  }, 200);
+
+  // The part in view, with as many points as the whole had before.
+  function zoomSteps(range: [number, number] | null): void {
+    if (!range || !steps) {
+      if (detail) {
+        detail = null;
+        drawSteps();
+      }
+      return;
+    }
+    if (!steps.series.some((series) => series.total_points > series.steps.length)) return; // everything is here already
+    let [from, to] = [Infinity, 0];
+    for (const series of steps.series) {
+      const x = stepX(series);
+      series.steps.forEach((step, i) => {
+        const at = x[i];
+        if (at === null || at === undefined || at < range[0] || at > range[1]) return;
+        from = Math.min(from, series.steps[i - 1] ?? step);
+        to = Math.max(to, series.steps[i + 1] ?? step);
+      });
+    }
+    if (from > to || (detail && detail.from === from && detail.to === to)) return;
+    const name = seriesName;
+    getSeries(id, name, { from, to: Math.max(1, to), smooth: weight }, abort.signal).then((answer) => {
+      if (name !== seriesName) return;
+      detail = { answer, from, to };
       drawSteps();
     }, () => undefined);
   }
@@ -171,17 +228,40 @@ export function runPage(id: string, params: URLSearchParams): Page {
     if (stepPanel.parentNode !== stepBox) replace(stepBox, stepPanel);
   }
 
+  const stepKind = (): XKind => (axis === "epoch" ? "step" : axis);
+  function stepX(series: StepSeries): (number | null)[] {
+    const kind = stepKind();
+    if (kind === "step") return series.steps;
+    const elapsed = series.elapsed_s.map(num);
+    return kind === "elapsed" ? elapsed : elapsed.map((e, i) => wallOf(e, series.attempts[i] ?? 0));
+  }
+
+  interface Spot { step: number; x: number | null; y: number | null; s: number | null }
+  const spots = (series: StepSeries | undefined): Spot[] => {
+    if (!series) return [];
+    const x = stepX(series);
+    return series.steps.map((step, i) => ({ step, x: x[i] ?? null, y: num(series.values[i]), s: num(series.smoothed?.[i]) }));
+  };
+
   function drawSteps(): void {
     if (!steps || !steps.series.length) return;
-    const kind: XKind = axis === "epoch" ? "step" : axis;
-    const lines = steps.series.slice(0, 16).map((series): Line => {
-      const elapsed = series.elapsed_s.map(num);
-      const x = kind === "step" ? series.steps : kind === "elapsed" ? elapsed : elapsed.map((e, i) => wallOf(e, series.attempts[i] ?? 0));
-      return { label: t("rank_n", series.rank), style: series.rank, ...points(x, series.values.map(num)) };
-    });
+    const raw: Line[] = [];
+    const smoothed: Line[] = [];
+    let refused = false;
+    for (const series of steps.series.slice(0, 16)) {
+      const finer = detail?.answer.series.find((one) => one.rank === series.rank);
+      const all = finer && detail ? mergeSteps(spots(series), spots(finer), detail.from, detail.to) : spots(series);
+      const base = { label: t("rank_n", series.rank), style: series.rank };
+      refused ||= weight > 0 && series.smoothed === null && !(finer?.smoothed);
+      const averaged = weight > 0 && (series.smoothed || finer?.smoothed);
+      raw.push({ ...base, pale: !!averaged, unlisted: !!averaged, ...points(all.map((p) => p.x), all.map((p) => p.y)) });
+      if (averaged) smoothed.push({ ...base, unmarked: true, ...points(all.map((p) => p.x), all.map((p) => p.s)) });
+    }
     const first = steps.series[0];
-    chart("step", { title: seriesName, x: kind, y: "plain", lines, group: "steps", height: 260 });
-    replace(stepNote, first && first.total_points > first.steps.length && t("points_shown", first.steps.length, first.total_points));
+    chart("step", { title: seriesName, x: stepKind(), y: "plain", lines: [...raw, ...smoothed], group: "steps", height: 260, onZoom: zoomSteps });
+    const finer = detail?.answer.series[0];
+    replace(stepNote, [finer ? t("points_zoomed", finer.steps.length, finer.total_points) : first && first.total_points > first.steps.length ? t("points_shown", first.steps.length, first.total_points) : "",
+      steps.series.length > 16 ? t("ranks_shown", steps.series.length) : "", refused ? t("smooth_refused") : ""].filter(Boolean).join(" "));
   }
 
   function drawHead(): void {
@@ -257,6 +337,22 @@ export function runPage(id: string, params: URLSearchParams): Page {
           h("span", { class: "event-kind" }, word("k_", e.kind)), h("span", { class: "event-detail" }, serverText(e.detail))))));
   }
 
+  let logRank = -1;
+  function drawLog(): void {
+    logPanel.hidden = !logLines.length;
+    const ranks = [...new Set(logLines.map((line) => line.rank))];
+    if (!ranks.includes(logRank)) logRank = ranks[0] ?? -1;
+    const box = h("pre", { class: "log", tabindex: 0, "aria-label": t("log") }, logLines.filter((line) => line.rank === logRank).map((line) => line.text).join("\n"));
+    replace(logBox, ranks.length > 1 && h("div", { class: "segmented wrapping", role: "group", "aria-label": t("rank") }, ranks.map((rank) => h("button", {
+      type: "button", "aria-pressed": String(rank === logRank),
+      onclick: () => {
+        logRank = rank;
+        drawLog();
+      },
+    }, t("rank_n", rank)))), box);
+    box.scrollTop = box.scrollHeight;
+  }
+
   function drawConfusion(): void {
     confusionPanel.hidden = !confusion;
     if (!confusion) return;
@@ -271,6 +367,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
     drawCheckpoints();
     drawEvents();
     drawConfusion();
+    drawLog();
   }
 
   let busy = false;
@@ -281,8 +378,9 @@ export function runPage(id: string, params: URLSearchParams): Page {
       return;
     }
     busy = true;
-    Promise.all([info ?? getInfo(abort.signal), getRun(id, abort.signal), getEpochs(id, abort.signal), getCheckpoints(id, abort.signal), getEvents(id, abort.signal), getConfusion(id, abort.signal)]).then(
-      ([gotInfo, gotRun, gotSeries, gotCheckpoints, gotEvents, gotConfusion]) => {
+    Promise.all([info ?? getInfo(abort.signal), getRun(id, abort.signal), getEpochs(id, abort.signal), getCheckpoints(id, abort.signal), getEvents(id, abort.signal), getConfusion(id, abort.signal), getLog(id, abort.signal)]).then(
+      ([gotInfo, gotRun, gotSeries, gotCheckpoints, gotEvents, gotConfusion, gotLog]) => {
+        logLines = gotLog.lines;
         info = gotInfo;
         run = gotRun;
         answer = gotSeries;

@@ -187,3 +187,39 @@ export interface Ranks {
   split?: { rank: number; steps: number; compute_s: Num; allreduce_wait_s: Num; input_wait_s: Num; evaluation_s: Num; checkpoint_s: Num }[];
   verdict?: { state: "abstain" | "even" | "warn" | "critical"; reason: string; step_s: number; from_step: number; to_step: number; late: RankLate[] };
 }
+
+export interface Reporter {
+  rank: number;
+  points_sent: number;
+  points_waiting: number;
+  points_replayed: number;
+  points_dropped: number;
+  spool_bytes: number;
+  rss_bytes: number;
+  clock_offset_s: Num | null;
+  last_seen_at: string;
+}
+export interface Status {
+  version: string;
+  uptime_s: number;
+  cpu_s: number;
+  resident_bytes: number;
+  streams: number;
+  points_stored: number;
+  batches_replayed: number;
+  commits: number;
+  operations: number;
+  failed_operations: number;
+  queue_depth: number;
+  store_bytes: number;
+  wal_bytes: number;
+  blobs: number;
+  blob_bytes: number;
+  checkpoints: number;
+  epochs: number;
+  series: number;
+  disk_full: boolean;
+  last_error: string;
+  runs: Record<State, number>;
+  live: { id: string; name: string; world_size: number; ranks: Reporter[] }[];
+}
