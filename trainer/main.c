@@ -607,6 +607,11 @@ static int open_report(struct job *job, double start_s, struct ps_error *err)
 {
     const struct ps_train_options *o = &job->options;
     struct run_facts facts = {0};
+    /* Started again by a launcher, which knows what the run is really called: NAME may have been taken, and
+     * then it became NAME-2. It goes on, also where no checkpoint was left to go on from. */
+    const char *again = launched_training() ? getenv("PARAMSYNC_RUN_AGAIN") : NULL;
+    if (again && !*again)
+        again = NULL;
     struct ps_report_config config = {.sidecar = o->sidecar,
                                       .token_file = o->token_file,
                                       .tls_ca = o->tls_ca,
@@ -614,8 +619,10 @@ static int open_report(struct job *job, double start_s, struct ps_error *err)
                                       .tls_key = o->tls_key,
                                       .rank = job->launch.rank,
                                       .world_size = job->launch.world_size,
-                                      .run_name = o->run ? o->run : job->model->name,
-                                      .resume = job->resume && !job->resume->weights_only,
+                                      .run_name = again    ? again
+                                                  : o->run ? o->run
+                                                           : job->model->name,
+                                      .resume = again || (job->resume && !job->resume->weights_only),
                                       .model = job->model->name,
                                       .dataset = job->data->name,
                                       .dataset_hash = job->data->hash,

@@ -233,6 +233,7 @@ struct job {
     char sidecar_address[300], master_port[16], restarts_text[16], most_text[16], nodes_text[16];
     struct cli_sidecar sidecar;
     bool own_sidecar;
+    char run_again[256]; /* what the run of a failed attempt is called */
 };
 
 static void say(struct job *job, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -431,6 +432,7 @@ static int start_ranks(struct job *job, int first_rank, int world_size, int port
         add(pairs, &count, "PARAMSYNC_TOKEN", job->token);
     if (job->settings->run)
         add(pairs, &count, "PARAMSYNC_RUN", job->settings->run);
+    add(pairs, &count, "PARAMSYNC_RUN_AGAIN", job->run_again[0] ? job->run_again : NULL);
     ps_format_utc(ps_wall_ns(), now, sizeof now);
     snprintf(heading, sizeof heading, "== attempt %d, %s\n", job->attempt, now);
     const struct launch_settings *s = job->settings;
@@ -548,12 +550,16 @@ static bool is_ours(const struct job *job, const struct paramsync_run *run, cons
 {
     if (run->state == PARAMSYNC_RUN_FINISHED)
         return false;
-    bool since = run->created_ns >= job->started_ns - 2 * PS_NS_PER_S;
+    /* Another machine's clock may stand behind the sidecar's data a little. */
+    const int64_t start = job->started_ns - 2 * PS_NS_PER_S;
+    bool since = run->created_ns >= start;
+    if (job->run_again[0])
+        return strcmp(run->name, job->run_again) == 0;
     if (!name)
         return job->own_sidecar && since;
     size_t length = strlen(name);
-    if (strcmp(run->name, name) == 0)
-        return true;
+    if (strcmp(run->name, name) == 0) /* or went on in this job */
+        return since || run->state == PARAMSYNC_RUN_RUNNING || run->ended_ns >= start;
     return since && strncmp(run->name, name, length) == 0 && run->name[length] == '-' &&
            run->name[length + 1] &&
            strspn(run->name + length + 1, "0123456789") == strlen(run->name + length + 1);
@@ -583,6 +589,8 @@ static void report_attempt(struct job *job, const char *reason)
         paramsync_list_runs(client, name ? name : "", 0, &runs, &err) == 0) {
         for (size_t i = 0; i < runs->count && !run; i++) /* the newest first */
             run = is_ours(job, &runs->runs[i], name) ? &runs->runs[i] : NULL;
+        if (run)
+            snprintf(job->run_again, sizeof job->run_again, "%s", run->name);
         if (run)
             (void)paramsync_finish_run(client, run->id, run->attempt,
                                        job->interrupted ? PARAMSYNC_RUN_KILLED : PARAMSYNC_RUN_FAILED, reason,

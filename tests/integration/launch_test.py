@@ -241,6 +241,31 @@ exec "$@"
     assert any("rank 0 (node 0) was killed by signal 9" in str(detail) for _, detail in events), events
 
 
+def case_attempts():
+    """A name that is taken: the job's run is NAME-2, and stays it when an attempt dies before its first checkpoint."""
+    data = synth()
+    daemon = subprocess.Popen([os.path.join(BIN, "paramsyncd"), "--data-dir", path("store"), "--grpc-listen", "127.0.0.1:0",
+                               "--http-listen", "none"], stdout=subprocess.PIPE, text=True)
+    started.append(daemon)
+    address = re.search(r"gRPC (\S+?),", daemon.stdout.readline()).group(1)
+    lines = "train | epoch: 1 | loss: 2.0\nval | epoch: 1 | loss: 1.5 | accuracy: 0.5 \n"
+    subprocess.run([CLI, "tail", "--run", "mine", "--sidecar", address], input=lines, text=True, check=True, stdout=subprocess.DEVNULL)
+    wrapper = write("die.sh", """#!/bin/sh
+if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then
+    "$@" & child=$!
+    until grep -q 'as run mine-2, attempt 1' logs/rank_0.log 2>/dev/null; do kill -0 $child || exit 99; sleep 0.01; done
+    kill -KILL $child; rm -f out/epoch_*; kill -KILL $$
+fi
+exec "$@"
+""")
+    _, err = end(launch("--max-restarts", "1", "--sidecar", address, "--run", "mine", "--log-dir", "logs", "--", "sh", wrapper, TRAIN,
+                        "--data_url", data, *TINY, "--epochs", "3", "--output_dir", "out"))
+    assert "as run mine-2, attempt 2" in err, err
+    rows = {line.split()[0]: line.split()[1] for line in subprocess.run([CLI, "runs", "--sidecar", address], capture_output=True,
+                                                                        text=True, check=True).stdout.splitlines()[1:]}
+    assert rows == {"mine": "finished", "mine-2": "finished"}, rows
+
+
 class Net:
     """Two namespaces joined by a pair of interfaces: 10.99.0.1 and 10.99.0.2."""
 

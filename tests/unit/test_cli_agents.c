@@ -148,12 +148,13 @@ static void test_strangers(void **state)
     char big[3000];
     memset(big, 'x', sizeof big);
     big[sizeof big - 1] = '\0';
+    const char unproved[] = "HELLO 1 2 3 -1 0123456789abcdef0123456789abcdef "
+                            "0000000000000000000000000000000000000000000000000000000000000000\n";
     const char *const words[] = {"GET / HTTP/1.1\r\n\r\n",
                                  "HELLO 1 2 1\n",
                                  "\n\n\n",
                                  "START 0 0 1 1 aa -\n",
-                                 "HELLO 1 2 3 -1 0123456789abcdef0123456789abcdef "
-                                 "0000000000000000000000000000000000000000000000000000000000000000\n",
+                                 unproved,
                                  "HELLO 999999999999 2 3 -1 x y\n",
                                  big};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
