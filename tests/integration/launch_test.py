@@ -221,7 +221,7 @@ fi
 exec "$@"
 """)
     out, err = end(launch("--nproc-per-node", "2", "--max-restarts", "1", "--sidecar", "auto", "--run", "mine", "--log-dir", "logs", "--",
-                          "sh", wrapper, TRAIN, "--data_url", data, *TINY, "--epochs", "150", "--output_dir", "out"))
+                          "sh", wrapper, TRAIN, "--data_url", data, *TINY, "--epochs", "60", "--output_dir", "out"))
     assert "was not told" not in err, err
     store = path("out", "sidecar")
     daemon = subprocess.Popen([os.path.join(BIN, "paramsyncd"), "--data-dir", store, "--grpc-listen", "127.0.0.1:0",
@@ -234,7 +234,7 @@ exec "$@"
     import json
     run = json.loads(shown)
     run = run.get("run", run)
-    assert run["state"] == "finished" and run["attempt"] == 2 and run["world_size"] == 2 and run["last_epoch"] == 150, run
+    assert run["state"] == "finished" and run["attempt"] == 2 and run["world_size"] == 2 and run["last_epoch"] == 60, run
     import sqlite3
     with sqlite3.connect(os.path.join(store, "paramsync.db")) as db:
         events = db.execute("SELECT kind, detail FROM events ORDER BY 1").fetchall()
