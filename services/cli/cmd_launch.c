@@ -128,7 +128,9 @@ static const struct ps_option rows[] = {
      .offset = offsetof(struct launch_settings, common.sidecar),
      .value = "auto|none|HOST:PORT",
      .environment = "PARAMSYNC_SIDECAR",
-     .help = "the sidecar the ranks report to; auto: one of the job's own on node 0",
+     .help =
+         "the sidecar the ranks report to; auto: one of the job's own on node 0 (for several nodes with a "
+         "token, without TLS)",
      .group = "Sidecar"},
     {.name = "sidecar-dir",
      .type = PS_TYPE_STRING,
@@ -447,7 +449,6 @@ static int start_ranks(struct job *job, int first_rank, int world_size, int port
                                         .bind = s->bind,
                                         .prefix = strcmp(s->prefix, "rank") == 0 ||
                                                   (strcmp(s->prefix, "auto") == 0 && job->local > 1),
-                                        .colour = cli_colours(STDOUT_FILENO),
                                         .log_dir = s->log_dir,
                                         .heading = heading,
                                         .out = &job->out,
@@ -976,8 +977,10 @@ int cli_launch(int argc, char **argv)
     job->command = command;
     job->signals = -1;
     job->started_ns = ps_wall_ns();
-    job->out = (struct cli_output){.fd = STDOUT_FILENO, .waiting = PS_BUF_INIT(16 << 20)};
-    job->err = (struct cli_output){.fd = STDERR_FILENO, .waiting = PS_BUF_INIT(16 << 20)};
+    job->out = (struct cli_output){
+        .fd = STDOUT_FILENO, .colour = cli_colours(STDOUT_FILENO), .waiting = PS_BUF_INIT(16 << 20)};
+    job->err = (struct cli_output){
+        .fd = STDERR_FILENO, .colour = cli_colours(STDERR_FILENO), .waiting = PS_BUF_INIT(16 << 20)};
     code = launch_main(job, &err);
     if (code && job->agents && job->nodes.rank == 0)
         finish(job, ps_code_to_exit(code), err.message);

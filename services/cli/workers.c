@@ -41,7 +41,7 @@ struct worker {
 
 struct cli_workers {
     int count;
-    bool prefix, colour;
+    bool prefix;
     bool failed;
     struct cli_failure failure;
     struct ps_buf text;
@@ -93,7 +93,7 @@ static void show(struct cli_workers *w, struct worker *k, struct stream *s, bool
     k->lines++;
     if (s->output->closed)
         return;
-    if (w->prefix && w->colour)
+    if (w->prefix && s->output->colour)
         ps_buf_printf(out, "\033[%dm[%d]\033[0m ", colours[k->rank % 6], k->rank);
     else if (w->prefix)
         ps_buf_printf(out, "[%d] ", k->rank);
@@ -306,7 +306,6 @@ int cli_workers_start(const struct cli_workers_config *c, struct cli_workers **r
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory or files for %d ranks", c->count);
     }
     w->prefix = c->prefix;
-    w->colour = c->colour;
     w->text = (struct ps_buf)PS_BUF_INIT(1 << 16);
     int code = 0;
     for (int i = 0; i < c->count && !code; i++) {

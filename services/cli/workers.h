@@ -19,6 +19,7 @@
 /* What is to be written, where a full pipe or a stopped terminal may not block us. */
 struct cli_output {
     int fd;
+    bool colour; /* a terminal that wants it */
     bool closed; /* the reader went away: what comes is dropped, the training goes on */
     struct ps_buf waiting;
 };
@@ -37,7 +38,7 @@ struct cli_workers_config {
     size_t environment_count;
     const struct cli_topology *topology;
     bool bind;           /* to the rank's cores */
-    bool prefix, colour; /* before each line: [rank] */
+    bool prefix;         /* before each line: [rank] */
     const char *log_dir; /* each rank's output to LOG_DIR/rank_N.log, appended; NULL: not */
     const char *heading; /* first line of an attempt there */
     struct cli_output *out, *err;

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """paramsync launch from outside: one node, PyTorch under it, deaths, signals, restarts, and two nodes as two network
 namespaces (as root). The case to run is the argument."""
+import json
 import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -86,6 +88,16 @@ def case_environment():
     # A single rank's lines stay as they are, and the trainer needs no flag but these to be told its rank.
     out, _ = end(launch("--", "printf", "a\\r\\nb\\rc\\n\\033x"))
     assert out == "a\nc\n\033x\n", repr(out)
+    # On a terminal each rank has its colour; elsewhere, and with NO_COLOR, none.
+    for extra, coloured in (({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
+        main, other = os.openpty()
+        process = subprocess.Popen([CLI, "launch", "--nproc-per-node", "2", "--", "sh", "-c", "echo out; echo err >&2"], stdout=other,
+                                   stderr=subprocess.PIPE, cwd=work, env={**environment, **extra}, text=True)
+        os.close(other)
+        err = process.communicate(timeout=LIMIT)[1]
+        shown = os.read(main, 65536).decode()
+        os.close(main)
+        assert shown.count("out") == 2 and ("\033[" in shown) == coloured and "\033[" not in err, (shown, err)
     # What Slurm says, without flags.
     out, _ = end(launch("--", "sh", "-c", "echo $GROUP_RANK $WORLD_SIZE",
                         env={"SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_NTASKS": "1",
@@ -231,11 +243,9 @@ exec "$@"
     shown = subprocess.run([CLI, "show", "mine", "--sidecar", address, "--json"], capture_output=True, text=True, check=True).stdout
     daemon.terminate()
     assert daemon.wait(30) == 0
-    import json
     run = json.loads(shown)
     run = run.get("run", run)
     assert run["state"] == "finished" and run["attempt"] == 2 and run["world_size"] == 2 and run["last_epoch"] == 60, run
-    import sqlite3
     with sqlite3.connect(os.path.join(store, "paramsync.db")) as db:
         events = db.execute("SELECT kind, detail FROM events ORDER BY 1").fetchall()
     assert any("rank 0 (node 0) was killed by signal 9" in str(detail) for _, detail in events), events
@@ -319,10 +329,16 @@ def case_nodes():
     flags = ["--data_url", data, *TINY, "--deterministic", "--heartbeat_timeout", "2s"]
     with Net() as net:
         # Train: two nodes, three ranks; the other node's failure is this launcher's status too.
-        one, two = net.launch(1, "--", TRAIN, *flags, "--epochs", "2", "--output_dir", "a"), None
-        two = net.launch(0, "--", TRAIN, *flags, "--epochs", "2", "--output_dir", "a", ranks=2)
+        auto = ["--sidecar", "auto", "--sidecar-dir", path("nodes"), "--run", "nodes"]
+        one = net.launch(1, *auto, "--", TRAIN, *flags, "--epochs", "2", "--output_dir", "a")
+        two = net.launch(0, *auto, "--", TRAIN, *flags, "--epochs", "2", "--output_dir", "a", ranks=2)
         out, err = end(two)
-        end(one)
+        _, other = end(one)
+        # One sidecar on node 0, which the other node's rank reaches with the token that both derive from the secret.
+        assert "sidecar: gRPC on 10.99.0.1:" in err and "was not delivered" not in err + other, err + other
+        with sqlite3.connect(path("nodes", "paramsync.db")) as db:
+            ranks = {row[0] for row in db.execute("SELECT DISTINCT rank FROM series")}
+        assert ranks == {0, 1, 2}, ranks
         assert "rank 0 of 3" in err and "val | epoch: 2" in out, out + err
         pair = [net.launch(i, "--", "sh", "-c", "[ $RANK = 1 ] && exit 6; exec sleep 300") for i in range(2)]
         for i, process in enumerate(pair):
