@@ -41,6 +41,11 @@ int cli_line_parse(const char *text, struct cli_line *ret_line)
     struct cli_line line = {0};
     const char *at = text;
     char *end;
+    if (*at == '[') { /* what `paramsync launch` puts before a rank's line */
+        size_t digits = strspn(at + 1, "0123456789");
+        if (digits && at[1 + digits] == ']' && at[2 + digits] == ' ')
+            at += 3 + digits;
+    }
     if (skip(&at, "val"))
         line.val = true;
     else if (!skip(&at, "train"))

@@ -17,7 +17,8 @@ struct cli_line {
     uint32_t epoch; /* as printed */
     double loss, accuracy;
 };
-/* 1 and *ret_line, or 0 when text (without its newline) is something else. */
+/* 1 and *ret_line, or 0 when text (without its newline) is something else. A rank's mark as `paramsync
+ * launch` prints it, "[3] ", may stand before it. */
 int cli_line_parse(const char *text, struct cli_line *ret_line);
 
 /* A pattern for what other scripts print: a POSIX extended regular expression, in which \\d stands for [0-9]

@@ -23,7 +23,12 @@ static void sample_lines(void **state)
     assert_true(l.loss == 0.75 && l.accuracy == 0.7421);
     assert_int_equal(cli_line_parse("val | epoch: 1 | loss: nan | accuracy: 0.1000 \r", &l), 1);
     assert_true(isnan(l.loss));
+    assert_int_equal(cli_line_parse("[13] train | epoch: 4 | loss: 0.5", &l), 1); /* under paramsync launch */
+    assert_int_equal(l.epoch, 4);
     const char *others[] = {"",
+                            "[] train | epoch: 4 | loss: 0.5",
+                            "[x] train | epoch: 4 | loss: 0.5",
+                            "[1]train | epoch: 4 | loss: 0.5",
                             "train",
                             "train | epoch: | loss: 1",
                             "train | epoch: -1 | loss: 1",
