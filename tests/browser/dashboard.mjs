@@ -345,8 +345,12 @@ async function variant(name, options, work) {
 
 const noSideways = (page) => page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
 
-// A reverse proxy that serves the sidecar under /deep/er/, as nginx would with proxy_pass.
+// Behind a real nginx under /deep/er/ where there is one, else behind a proxy that does the same.
 async function underSubPath(work) {
+  if (facts.proxied) {
+    await work(facts.proxied);
+    return;
+  }
   const prefix = "/deep/er";
   const target = new URL(url);
   const proxy = createServer((incoming, outgoing) => {
@@ -438,6 +442,30 @@ try {
     await page.locator("canvas").nth(4).waitFor();
     assert.ok(page.url().startsWith(base));
   }));
+  await variant("without Web Locks, as over plain http from another host, the tabs share a stream too", {}, async (page) => {
+    await page.context().addInitScript(() => Object.defineProperty(navigator, "locks", { value: undefined }));
+    const streams = (tab) => tab.evaluate(async () => Number(/paramsync_event_streams (\d+)/.exec(await (await fetch("metrics")).text())[1]));
+    const until = async (tab, wanted) => {
+      const end = Date.now() + 30000;
+      while ((await streams(tab)) !== wanted) {
+        assert.ok(Date.now() < end, `${await streams(tab)} streams, not ${wanted}`);
+        await tab.waitForTimeout(200);
+      }
+    };
+    await page.goto(url);
+    await page.locator(".live-live").waitFor({ timeout: 30000 });
+    const second = watch(await page.context().newPage());
+    await second.goto(url);
+    await second.locator(".live-live").waitFor({ timeout: 30000 });
+    await second.waitForTimeout(4000); // longer than the election takes
+    await until(second, 1);
+    await act("create", "seen-by-the-second-tab");
+    await second.getByText("seen-by-the-second-tab").waitFor();
+    await page.close();
+    await act("create", "after-the-first-tab");
+    await second.getByText("after-the-first-tab").waitFor({ timeout: 30000 });
+    await until(second, 1);
+  });
   await variant("axe finds nothing, light", {}, everyPageAccessible);
   await variant("axe finds nothing, dark", { dark: true }, everyPageAccessible);
   await variant("360 pixels are enough", { width: 360, height: 740, language: "zh-CN" }, async (page) => {

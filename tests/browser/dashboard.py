@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard in real Chromium: starts a paramsyncd, records runs over gRPC and lets dashboard.mjs look at the pages.
 The two talk over pipes: dashboard.mjs writes a line with what should happen to a run, this end answers "done"."""
+import contextlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ BUILD = pathlib.Path(os.environ["PS_BUILD"])
 sys.path.insert(0, str(SOURCE / "tests/integration"))
 from http_api import step_times  # noqa: E402
 from http_world import Sidecar, skip  # noqa: E402
+import nginx_world  # noqa: E402
 
 TOKEN = "a-token+with/signs&more="
 HOSTILE = '<img src=x onerror="window.hacked=1">'
@@ -58,7 +60,7 @@ def main():
     work = node_modules()
     shots = BUILD / "screenshots"
     shots.mkdir(exist_ok=True)
-    with Sidecar("--lost-after", "10min") as sidecar, Sidecar(token=TOKEN) as guarded:
+    with contextlib.ExitStack() as stack, Sidecar("--lost-after", "10min") as sidecar, Sidecar(token=TOKEN) as guarded:
         guarded.create("behind-the-token", 1)
         job = dict(model="resnet18", dataset="CIFAR-10, generated", dataset_hash="5f1c9e20aa7301bd", device="CPU, 2 threads", epochs_planned=20, batch_per_rank=128)
         options = {"optimizer": "sgd", "schedule": "onecycle", "seed": 1, "precision": "fp32", "augment": "standard"}
@@ -81,7 +83,8 @@ def main():
         step_times(sidecar, sixteen, 16, late=5)
         sidecar.finish(sixteen.id, elapsed=69)
 
-        facts = dict(guarded=f"http://127.0.0.1:{guarded.port}/", token=TOKEN, grpc=sidecar.grpc_port, url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
+        nginx = stack.enter_context(nginx_world.Nginx(sidecar.port)) if nginx_world.program() else None
+        facts = dict(proxied=nginx.url if nginx else None, guarded=f"http://127.0.0.1:{guarded.port}/", token=TOKEN, grpc=sidecar.grpc_port, url=f"http://127.0.0.1:{sidecar.port}/", shots=str(shots), hostile=HOSTILE,
                      ids=dict(single=single.id, double=double.id, bad=bad.id, live=live.id, sixteen=sixteen.id),
                      compare=sidecar.json(f"/api/v1/compare?runs={single.id},{double.id}")["rows"],
                      runs={r["name"]: r for r in sidecar.json("/api/v1/runs")["runs"]})

@@ -8,7 +8,7 @@ const DURATION = "\\d[\\d.]* (?:h|min|s)(?: \\d[\\d.]* (?:min|s))*";
 // Patterns stand for the whole text; ${n} is a group, and groups are translated again where marked with *.
 const SENTENCES: readonly (readonly [RegExp, string])[] = [
   [/^out of memory$/, "内存不足"],
-  [/^the sidecar is (?:stopping|shutting down)$/, "sidecar 正在停止"],
+  [/^the sidecar is (?:stopping|shutting down)$/, "边车正在停止"],
   [/^there is no run with the id or name "(.*)"$/s, "没有编号或名称为“$1”的运行"],
   [/^there is no such (?:page|run|checkpoint)$/, "没有这个页面、运行或检查点"],
   [/^run "(.*)" is alive \((.*)\): end it before deleting it$/s, "运行“$1”还在进行（$2*）：请先结束再删除"],
@@ -16,8 +16,8 @@ const SENTENCES: readonly (readonly [RegExp, string])[] = [
   [/^a token is needed: .*$/, "需要令牌：请登录"],
   [/^this token may only look$/, "此令牌只能查看"],
   [/^this token may not delete$/, "此令牌不能删除"],
-  [/^changes are taken from the sidecar's own pages only; .*$/, "只接受来自 sidecar 自身页面的修改；在代理后面时请转发 Host 头"],
-  [/^this name is not one of the sidecar's; .*$/, "该主机名不属于此 sidecar；如应允许，请用 --allow-host 添加"],
+  [/^changes are taken from the sidecar's own pages only; .*$/, "只接受来自边车自身页面的修改；在代理后面时请转发 Host 头"],
+  [/^this name is not one of the sidecar's; .*$/, "该主机名不属于此边车；如应允许，请用 --allow-host 添加"],
   [/^too many event streams are open; .*$/, "打开的事件流过多；请关闭一些页面"],
   [/^the body is too large$/, "内容过长"],
   [/^notes: (\d+) bytes, at most (\d+) are allowed$/, "备注：$1 字节，最多 $2 字节"],
