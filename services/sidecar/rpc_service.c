@@ -101,7 +101,7 @@ int ps_sidecar_intercept(struct ps_rpc_call *call, void *context, struct ps_erro
     if (role < needed)
         return ps_fail(err, PS_PERMISSION_DENIED,
                        "this token may only %s, %s asks for a token with the role %s", ps_role_name(role),
-                       strrchr(ps_rpc_path(call), '/') + 1, ps_role_name(needed));
+                       ps_rpc_path(call) + 1, ps_role_name(needed));
     return 0;
 }
 
