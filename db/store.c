@@ -156,7 +156,7 @@ int ps_store_open(const struct ps_store_config *config, struct ps_store **ret_st
     store->config = *config;
     store->config.dir = store->config.file = NULL; /* the caller's */
     if (!store->config.block_points)
-        store->config.block_points = 256;
+        store->config.block_points = 2048;
     store->lock_fd = -1;
     store->queue_end = &store->queue;
     pthread_mutex_init(&store->lock, NULL);

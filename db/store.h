@@ -47,7 +47,8 @@ struct ps_store_config {
      * sidecar. */
     bool read_only;
     int readers;           /* connections for reading; 0: 4 */
-    uint32_t block_points; /* step points of a series that are packed into one block; 0: 256 */
+    uint32_t block_points; /* step points that wait in a series' tail before they are packed into blocks; 0:
+                              2048 */
     uint32_t log_bytes;    /* above it the write-ahead log is started anew, between two reads; 0: 32 MiB */
     uint32_t max_pages;    /* bound on the file, in pages of 4 KiB; 0: none. For tests of a full disk */
     /* Called for every event, in the order of their ids, by the writer thread once the event is durable and

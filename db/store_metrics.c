@@ -106,6 +106,35 @@ static int summarise(struct ps_tx *tx, int64_t n, struct ps_error *err)
         last.samples_per_s, best.epoch, best.accuracy, n);
 }
 
+/* The same for an epoch of the newest attempt that is later than all there are, which needs no look at those.
+ */
+static int summarise_next(struct ps_tx *tx, int64_t n, const struct ps_epoch *e, struct ps_error *err)
+{
+    sqlite3_stmt *stmt;
+    uint32_t best_epoch = 0;
+    double best = 0;
+    int code = ps_sql_query(tx->conn, &stmt, err,
+                            "SELECT best_epoch, best_accuracy_bits FROM runs WHERE n = ?", "i", n);
+    if (!code && (code = ps_sql_step(stmt, err)) == 1) {
+        best_epoch = (uint32_t)sqlite3_column_int64(stmt, 0);
+        best = ps_sql_bits(stmt, 1);
+        sqlite3_reset(stmt);
+        code = 0;
+    }
+    if (code)
+        return code;
+    if (!e->no_eval && !isnan(e->accuracy) && (!best_epoch || e->accuracy > best)) {
+        best_epoch = e->epoch;
+        best = e->accuracy;
+    }
+    return ps_sql_run(
+        tx->conn, err,
+        "UPDATE runs SET last_epoch = ?, last_evaluated = ?, train_loss_bits = ?, val_loss_bits = ?,"
+        " accuracy_bits = ?, samples_per_s_bits = ?, best_epoch = ?, best_accuracy_bits = ? WHERE n = ?",
+        "kkxxxxkxi", e->epoch, (unsigned)!e->no_eval, e->train_loss, e->no_eval ? 0 : e->val_loss,
+        e->no_eval ? 0 : e->accuracy, e->samples_per_s, best_epoch, best, n);
+}
+
 /* The newest and the best epoch's stay. */
 static int put_confusion(struct ps_tx *tx, int64_t run, uint32_t attempt, const struct ps_epoch *e,
                          struct ps_error *err)
@@ -212,6 +241,10 @@ static int epoch_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
         if (same_epoch(&before, e)) /* sent again: nothing has happened */
             return 0;
     }
+    int64_t latest = 0;
+    if (!code)
+        code =
+            ps_sql_int(tx->conn, 0, &latest, err, "SELECT max(epoch) FROM epochs WHERE run = ?", "i", key.n);
     if (!code)
         code = ps_sql_run(tx->conn, err,
                           "INSERT OR REPLACE INTO epochs (run, " EPOCH_COLUMNS ")"
@@ -220,7 +253,8 @@ static int epoch_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
                           e->accuracy, e->lr, e->samples_per_s, e->elapsed_s, e->train_s, e->eval_s,
                           (int64_t)e->step, e->correct, e->counted, (unsigned)e->no_eval);
     if (!code)
-        code = summarise(tx, key.n, err);
+        code = attempt == key.attempt && (int64_t)e->epoch > latest ? summarise_next(tx, key.n, e, err)
+                                                                    : summarise(tx, key.n, err);
     if (!code && e->confusion)
         code = put_confusion(tx, key.n, attempt, e, err);
     if (!code && e->no_eval)
@@ -456,22 +490,64 @@ static int pack_summary(const struct ps_block_point *points, size_t count, struc
     return ps_block_pack(chosen, n, out, err);
 }
 
+/* What fits into one page of the file beside the row's other columns: a longer row takes a second page, and
+ * leaves most of it empty. */
+enum { BLOCK_BYTES = 4000 };
+
+struct packed_block {
+    struct ps_buf data, summary;
+};
+
+static int pack_block(const struct ps_block_point *points, size_t count, struct packed_block *block,
+                      struct ps_error *err)
+{
+    *block = (struct packed_block){PS_BUF_INIT(32 << 20), PS_BUF_INIT(1 << 10)};
+    int code = ps_block_pack(points, count, &block->data, err);
+    return code ? code : pack_summary(points, count, &block->summary, err);
+}
+
+static void block_done(struct packed_block *block)
+{
+    ps_buf_done(&block->data);
+    ps_buf_done(&block->summary);
+}
+
+/* In how many blocks of as many points each fills a page and none is larger. */
+static int count_blocks(const struct ps_block_point *points, size_t count, size_t *ret_blocks,
+                        struct ps_error *err)
+{
+    struct packed_block all;
+    int code = pack_block(points, count, &all, err);
+    size_t blocks = (all.data.size + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    block_done(&all);
+    bool fits = false;
+    for (int tries = 0; !code && !fits && tries < 8 && blocks < count; tries++, blocks += !fits) {
+        fits = true;
+        for (size_t i = 0; !code && fits && i < blocks; i++) {
+            struct packed_block one;
+            size_t from = count * i / blocks, to = count * (i + 1) / blocks;
+            code = pack_block(points + from, to - from, &one, err);
+            fits = one.data.size + one.summary.size <= BLOCK_BYTES;
+            block_done(&one);
+        }
+    }
+    *ret_blocks = blocks ? blocks : 1;
+    return code;
+}
+
 static int insert_block(struct ps_tx *tx, int64_t series, const struct ps_block_point *points, size_t count,
                         struct ps_error *err)
 {
-    struct ps_buf data = PS_BUF_INIT(32 << 20), summary = PS_BUF_INIT(1 << 10);
-    int code = ps_block_pack(points, count, &data, err);
-    if (!code)
-        code = pack_summary(points, count, &summary, err);
+    struct packed_block block;
+    int code = pack_block(points, count, &block, err);
     if (!code)
         code = ps_sql_run(tx->conn, err,
                           "INSERT INTO blocks (series, first_step, last_step, count, summary, data)"
                           " VALUES (?, ?, ?, ?, ?, ?)",
                           "iiiibb", series, (int64_t)points[0].step, (int64_t)points[count - 1].step,
-                          (int64_t)count, (const void *)summary.data, summary.size, (const void *)data.data,
-                          data.size);
-    ps_buf_done(&data);
-    ps_buf_done(&summary);
+                          (int64_t)count, (const void *)block.summary.data, block.summary.size,
+                          (const void *)block.data.data, block.data.size);
+    block_done(&block);
     return code;
 }
 
@@ -513,7 +589,7 @@ static int sort_points(struct ps_block_point *points, size_t count, struct ps_er
     return 0;
 }
 
-/* Turns the tail of a series into blocks of block_points to twice as many points each. */
+/* Turns the tail of a series into blocks that each fill a page. */
 static int pack_tail(struct ps_tx *tx, struct batch_series *series, struct ps_error *err)
 {
     size_t count = 0, room = (size_t)series->tail;
@@ -535,7 +611,9 @@ static int pack_tail(struct ps_tx *tx, struct batch_series *series, struct ps_er
     }
     if (!code)
         code = sort_points(points, count, err);
-    size_t blocks = count / tx->store->config.block_points;
+    size_t blocks = 0;
+    if (!code)
+        code = count_blocks(points, count, &blocks, err);
     for (size_t i = 0; !code && i < blocks; i++) {
         size_t from = count * i / blocks, to = count * (i + 1) / blocks;
         code = insert_block(tx, series->n, points + from, to - from, err);
