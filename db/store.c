@@ -629,11 +629,24 @@ int ps_store_get_stats(struct ps_store *store, struct ps_store_stats *ret_stats,
     return 0;
 }
 
-static int probe(struct ps_tx *tx, void *arguments, struct ps_error *err)
+static int fill_probe(struct ps_tx *tx, void *arguments, struct ps_error *err)
 {
     (void)arguments;
-    int code = ps_sql_run(tx->conn, err, "INSERT INTO probe (filler) VALUES (zeroblob(65536))", "");
-    return code ? code : ps_sql_run(tx->conn, err, "DELETE FROM probe", "");
+    return ps_sql_run(tx->conn, err, "INSERT INTO probe (filler) VALUES (zeroblob(262144))", "");
+}
+
+static int empty_probe(struct ps_tx *tx, void *arguments, struct ps_error *err)
+{
+    (void)arguments;
+    return ps_sql_run(tx->conn, err, "DELETE FROM probe", "");
+}
+
+/* As much as the largest thing that is written in one piece, and in a transaction of its own: pages that are
+ * freed before the commit would not be written at all. */
+static int probe(struct ps_store *store, struct ps_error *err)
+{
+    int code = ps_store_write(store, fill_probe, NULL, NULL, err);
+    return code ? code : ps_store_write(store, empty_probe, NULL, NULL, err);
 }
 
 int ps_store_check(struct ps_store *store, struct ps_error *err)
@@ -643,7 +656,7 @@ int ps_store_check(struct ps_store *store, struct ps_error *err)
     pthread_mutex_unlock(&store->lock);
     /* After a failure only a write can tell whether its cause is gone. */
     if (last)
-        return ps_store_write(store, probe, NULL, NULL, err);
+        return probe(store, err);
     struct ps_conn *conn;
     int code = ps_read_begin(store, &conn, err);
     if (code)

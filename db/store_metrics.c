@@ -804,7 +804,7 @@ static int roll_op(struct ps_tx *tx, void *arguments, struct ps_error *err)
     }
     series.n = n;
     series.tail = tail;
-    if ((uint64_t)tail >= tx->store->config.block_points)
+    if (tail > 0) /* no more will come */
         code = pack_tail(tx, &series, err);
     if (!code)
         code = ps_sql_run(tx->conn, err, "UPDATE series SET tail = ? WHERE n = ?", "ii", (int64_t)series.tail,
