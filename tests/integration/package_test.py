@@ -85,13 +85,14 @@ def case_completion():
 
 
 def case_deb():
-    """cpack makes four packages; unpacked, the programs train, and a program of somebody's own builds against the library."""
+    """cpack makes its packages; unpacked, the programs train, and a program of somebody's own builds against the library."""
     if os.environ.get("PS_SANITIZER") or not shutil.which("cpack") or not shutil.which("dpkg-shlibdeps"):
         print("skipped: a sanitizer's build, or no cpack or dpkg-dev")
         return 77
     run("cpack", "-G", "DEB", "-B", path("debs"), "--config", os.path.join(BUILD, "CPackConfig.cmake"))
     debs = {os.path.basename(d).split("_")[0]: d for d in glob.glob(path("debs", "*.deb"))}
-    assert set(debs) == {"paramsync", "paramsyncd", "libparamsync0", "libparamsync-dev"}, debs
+    cuda = os.path.exists(os.path.join(BUILD, "lib", "paramsync", "libparamsync-cuda.so"))
+    assert set(debs) == {"paramsync", "paramsyncd", "libparamsync0", "libparamsync-dev"} | ({"paramsync-cuda"} if cuda else set()), debs
     root, owners = path("root"), {}
     for name, deb in debs.items():
         run("dpkg-deb", "-x", deb, root)
@@ -106,6 +107,7 @@ def case_deb():
     depends = {n: run("dpkg-deb", "-f", d, "Depends") for n, d in debs.items()}
     assert "libgrpc29" in depends["paramsyncd"] and "libdnnl2" not in depends["paramsyncd"], depends
     assert "libdnnl2" in depends["paramsync"] and "libgloo0" in depends["paramsync"], depends
+    assert not cuda or (owners["/usr/lib/paramsync/libparamsync-cuda.so"] == "paramsync-cuda" and "libcud" not in depends["paramsync"])
     assert depends["libparamsync-dev"].startswith("libparamsync0 (= "), depends
     run("dpkg-deb", "-e", debs["paramsyncd"], path("control"))
     with open(path("control", "conffiles")) as f:
