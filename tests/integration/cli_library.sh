@@ -57,7 +57,7 @@ cc -std=c17 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude "$PS_SOURCE/services/c
   -Wl,-rpath,"$PS_BUILD/lib"
 "$PS_BIN/paramsyncd" --data-dir store --grpc-listen 127.0.0.1:0 --http-listen none > daemon.out 2> daemon.err &
 daemon=$!
-trap 'kill $daemon 2> /dev/null; rm -rf "$folder"' EXIT
+trap 'kill $daemon 2> /dev/null || true; rm -rf "$folder"' EXIT
 for _ in $(seq 600); do
   grep -q ready daemon.out && break
   sleep 0.05 # polling another process
