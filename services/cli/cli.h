@@ -77,6 +77,7 @@ int cli_push(int argc, char **argv);
 int cli_compare(int argc, char **argv);
 int cli_gate(int argc, char **argv);
 int cli_baseline(int argc, char **argv);
+int cli_import(int argc, char **argv);
 int cli_tail(int argc, char **argv);
 int cli_export(int argc, char **argv);
 int cli_launch(int argc, char **argv);

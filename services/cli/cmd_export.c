@@ -3,6 +3,7 @@
 #include "services/cli/cli.h"
 
 #include "services/base/fs.h"
+#include "services/cli/export_files.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,18 +13,21 @@
 struct export_settings {
     struct cli_common common;
     const char *format, *output, *series, *store;
-    int64_t max_points;
-    bool check;
+    int64_t max_points, epoch;
+    bool check, best;
 };
 
 static const struct ps_option rows[] = {
     {.name = "format",
      .type = PS_TYPE_CHOICE,
      .offset = offsetof(struct export_settings, format),
-     .choices = "json|csv",
-     .value = "json|csv",
+     .choices = "json|csv|tensorboard|pth|onnx",
+     .value = "FORMAT",
      .fallback = "json",
-     .help = "json holds the run, its epochs and the chosen series; csv is one table",
+     .help =
+         "json: the run, its epochs and the chosen series; csv: one table; tensorboard: an event file with "
+         "everything in the folder -o; pth, onnx: a checkpoint for PyTorch, or as a network that ONNX "
+         "runtimes execute",
      .group = "Options"},
     {.name = "series",
      .type = PS_TYPE_STRING,
@@ -38,6 +42,17 @@ static const struct ps_option rows[] = {
      .min = 1,
      .max = 10000,
      .help = "most points of a series; first, last, minimum and maximum stay"},
+    {.name = "best",
+     .type = PS_TYPE_BOOL,
+     .offset = offsetof(struct export_settings, best),
+     .help = "pth, onnx: the checkpoint with the highest accuracy, not the latest"},
+    {.name = "epoch",
+     .type = PS_TYPE_INT,
+     .offset = offsetof(struct export_settings, epoch),
+     .value = "N",
+     .min = 1,
+     .max = 1e9,
+     .help = "pth, onnx: that of this epoch"},
     {.name = "output",
      .short_name = "o",
      .type = PS_TYPE_STRING,
@@ -60,13 +75,17 @@ static const struct ps_option rows[] = {
 };
 static const struct ps_options table_of_options = {
     .program = "paramsync export",
-    .usage = "RUN [--format json|csv] [--series NAME] [-o FILE]  |  --store DIR -o DIR",
+    .usage = "RUN|FILE.safetensors [--format FORMAT] [--series NAME] [-o FILE]  |  --store DIR -o DIR",
     .example = "paramsync export release-1 -o baselines/release-1.json\n"
-               "paramsync gate nightly --min-accuracy 0.8 --baseline baselines/release-1.json\n"
+               "paramsync export nightly --format tensorboard -o logs/nightly\n"
+               "paramsync export nightly --best --format onnx -o nightly.onnx\n"
                "paramsync export --store /var/lib/paramsync -o backup-1 --check",
-    .about = "Writes a run's epochs (and a series) as JSON or CSV. The JSON is what `paramsync gate "
-             "--baseline FILE` "
-             "reads: a baseline that can be kept in version control. NaN and infinities are strings in JSON.",
+    .about =
+        "Writes a run's epochs (and a series) as JSON or CSV, all of it for TensorBoard, or a checkpoint's "
+        "weights for other programs (ONNX: input images [batch, 3, height, width], prepared as in training; "
+        "output logits). The JSON is what `paramsync gate "
+        "--baseline FILE` "
+        "reads: a baseline that can be kept in version control. NaN and infinities are strings in JSON.",
     .rows = rows,
     .count = PS_OPTIONS_COUNT(rows),
 };
@@ -163,13 +182,32 @@ static int export_main(int argc, char **argv, struct ps_error *err)
         return ps_fail(err, PS_INVALID_ARGUMENT, "name a run, or --store DIR");
     if (settings.check)
         return ps_fail(err, PS_INVALID_ARGUMENT, "--check goes with --store");
+    const bool weights = strcmp(settings.format, "pth") == 0 || strcmp(settings.format, "onnx") == 0;
+    const bool events = strcmp(settings.format, "tensorboard") == 0;
+    if ((weights || events) && !settings.output)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--format %s needs -o %s", settings.format,
+                       weights ? "FILE" : "FOLDER");
+    if (!weights && (settings.best || settings.epoch))
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--best and --epoch go with --format pth or onnx");
+    if (settings.best && settings.epoch)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "--best or --epoch: only one of them");
+    if (weights && cli_is_weights_file(argv[1]))
+        return cli_export_weights_file(argv[1], settings.format, settings.output, err);
     code = cli_connect(&settings.common, &client, err);
+    if (!code && weights) {
+        struct paramsync_selector selector = {.best = settings.best, .epoch = (uint32_t)settings.epoch};
+        code = cli_export_checkpoint(client, argv[1], &selector, settings.format, settings.output, err);
+        paramsync_disconnect(client);
+        return code;
+    }
     if (!code && (paramsync_get_run(client, argv[1], &run, &outer) ||
                   paramsync_query(client, run->id, settings.series, -1, (uint32_t)settings.max_points,
                                   &metrics, &outer)))
         code = cli_error(err, &outer);
     if (!code && run && metrics)
-        code = write_out(&settings, run, metrics, err);
+        code = events ? cli_export_events(client, run, metrics, (uint32_t)settings.max_points,
+                                          settings.output, err)
+                      : write_out(&settings, run, metrics, err);
     paramsync_metrics_free(metrics);
     paramsync_run_free(run);
     paramsync_disconnect(client);
