@@ -18,8 +18,8 @@ struct import_settings {
 
 #define IMPORT_TEXT(name_, field_, value_, help_)                                                            \
     {                                                                                                        \
-        .name = name_, .type = PS_TYPE_STRING, .offset = offsetof(struct import_settings, field_),           \
-        .value = value_, .help = help_                                                                       \
+        .name = (name_), .type = PS_TYPE_STRING, .offset = offsetof(struct import_settings, field_),         \
+        .value = (value_), .help = (help_)                                                                   \
     }
 
 static const struct ps_option rows[] = {
