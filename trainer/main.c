@@ -6,6 +6,7 @@
 #include "services/base/log.h"
 #include "trainer/dist/gloo.h"
 #include "trainer/dist/local.h"
+#include "trainer/dist/nccl.h"
 #include "trainer/dist/rendezvous.h"
 #include "trainer/dist/start.h"
 #include "trainer/loop.h"
@@ -245,6 +246,11 @@ static int choose_replicas(struct job *job, struct ps_error *err)
     if (!cpu && job->replicas > job->devices)
         return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT, "--replicas %d: there are %d GPUs",
                                         job->replicas, job->devices));
+    if (!cpu && job->replicas > 1)
+        return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT,
+                                        "--mode dp takes one GPU: for %d of them start a process each, as "
+                                        "paramsync launch does",
+                                        job->replicas));
     if (o->batch % job->replicas)
         return blame_input(job, ps_fail(err, PS_INVALID_ARGUMENT,
                                         "--batch %lld cannot be shared evenly among %d replicas: choose a "
@@ -741,6 +747,13 @@ static int set_up_rank(struct job *job, double start_s, struct ps_error *err)
     int code = open_trace(job, err);
     if (!code)
         code = make_backend(job, err);
+    if (!code && !job->comm && job->launch.world_size > 1 && job->ops->stream) {
+        const struct ps_nccl_options nccl = {.device = job->local_rank,
+                                             .stream = job->ops->stream(job->backend),
+                                             .collective_s = o->collective_timeout};
+        code =
+            ps_comm_nccl(job->rendezvous, job->launch.rank, job->launch.world_size, &nccl, &job->comm, err);
+    }
     if (!code && !job->comm)
         code =
             ps_comm_open(job->rendezvous, job->launch.rank, job->launch.world_size, &gloo, &job->comm, err);
@@ -803,7 +816,8 @@ static void tear_down(struct job *job, int code, const char *reason)
                                                       : hasty_report_s);
     ps_comm_close(job->rendezvous, job->comm);
     ps_rendezvous_close(job->rendezvous, code ? 0 : leave_s);
-    if (job->backend)
+    /* After a failure a device may wait for ranks that are gone: what is on it ends with the process. */
+    if (job->backend && !(code && job->ops->stream && job->launch.world_size > 1))
         job->ops->destroy(job->backend);
     ps_checkpoint_free(job->resume);
     free(job->spool_dir);

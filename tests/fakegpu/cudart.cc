@@ -629,7 +629,7 @@ cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr a, int d)
 }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int d)
 {
-    snprintf(text, (size_t)size, "0000:%02x:00.0", d + 1);
+    snprintf(text, (size_t)size, "0000:%02x:00.0", environment("PS_FAKE_GPU_SHARED", 0) ? 1 : d + 1);
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *v)

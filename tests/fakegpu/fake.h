@@ -10,7 +10,8 @@
  *
  * Environment: PS_FAKE_GPU_COUNT (devices, 1), PS_FAKE_GPU_SEED (random delays in the streams),
  * PS_FAKE_GPU_LOG (file that gets each report as a line), PS_FAKE_GPU_STRICT=1 (exit status 86 after any
- * report, leaks included), PS_FAKE_GPU_FAIL_ALLOC=n (n-th device allocation fails).
+ * report, leaks included), PS_FAKE_GPU_FAIL_ALLOC=n (n-th device allocation fails), PS_FAKE_GPU_SHARED=1 (all
+ * devices are one card, as for processes with the same CUDA_VISIBLE_DEVICES).
  */
 #ifndef PARAMSYNC_FAKEGPU_FAKE_H
 #define PARAMSYNC_FAKEGPU_FAKE_H

@@ -166,8 +166,13 @@ static inline void fake_destroy(struct ps_comm *comm)
     (void)comm; /* on the caller's stack */
 }
 
-static const struct ps_comm_ops fake_comm_ops = {
-    "fake", fake_all_reduce, fake_broadcast, fake_all_gather, fake_barrier, fake_abort, fake_destroy};
+static const struct ps_comm_ops fake_comm_ops = {.name = "fake",
+                                                 .all_reduce = fake_all_reduce,
+                                                 .broadcast = fake_broadcast,
+                                                 .all_gather = fake_all_gather,
+                                                 .barrier = fake_barrier,
+                                                 .abort = fake_abort,
+                                                 .destroy = fake_destroy};
 
 static inline struct fake_comm fake_comm_in(struct fake_room *room, int rank)
 {

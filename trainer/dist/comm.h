@@ -31,6 +31,16 @@ struct ps_comm_ops {
      */
     void (*abort)(struct ps_comm *comm, const char *reason);
     void (*destroy)(struct ps_comm *comm); /* takes NULL */
+
+    /* Communicators for device memory only, NULL in all others: those above take host memory there, too.
+     * queue_sum: a float32 sum over ranks, in place, behind all that the backend's stream was given so far;
+     * on a stream of its own, so that what comes later on the backend's runs beside it. queue_join: the
+     * backend's stream waits for all sums queued. Both return at once, may be captured into a graph, and are
+     * called by one thread. A failure on the way aborts the communicator. */
+    int (*queue_sum)(struct ps_comm *comm, float *data, size_t count, struct ps_error *err);
+    int (*queue_join)(struct ps_comm *comm, struct ps_error *err);
+    /* After a step's work is queued, captured or not: from now on its collective deadline runs. */
+    int (*queue_mark)(struct ps_comm *comm, struct ps_error *err);
 };
 
 /* First member of every communicator. */

@@ -173,8 +173,13 @@ static void gloo_destroy(struct ps_comm *comm)
     free(c);
 }
 
-static const struct ps_comm_ops gloo_ops = {"gloo",       gloo_all_reduce, gloo_broadcast, gloo_all_gather,
-                                            gloo_barrier, gloo_abort,      gloo_destroy};
+static const struct ps_comm_ops gloo_ops = {.name = "gloo",
+                                            .all_reduce = gloo_all_reduce,
+                                            .broadcast = gloo_broadcast,
+                                            .all_gather = gloo_all_gather,
+                                            .barrier = gloo_barrier,
+                                            .abort = gloo_abort,
+                                            .destroy = gloo_destroy};
 
 /* An interface's numeric address: IPv4 before IPv6, and no link-local one. */
 static int interface_address(const char *name, char *out, size_t size, struct ps_error *err)

@@ -223,8 +223,13 @@ static void local_destroy(struct ps_comm *comm)
     free(comm);
 }
 
-static const struct ps_comm_ops local_ops = {
-    "local", local_all_reduce, local_broadcast, local_all_gather, local_barrier, local_abort, local_destroy};
+static const struct ps_comm_ops local_ops = {.name = "local",
+                                             .all_reduce = local_all_reduce,
+                                             .broadcast = local_broadcast,
+                                             .all_gather = local_all_gather,
+                                             .barrier = local_barrier,
+                                             .abort = local_abort,
+                                             .destroy = local_destroy};
 
 int ps_comm_local(int world_size, double collective_s, struct ps_comm **ret_comms, struct ps_error *err)
 {

@@ -39,7 +39,8 @@ struct ps_reducer {
     int *arrival, arrived; /* parameters in this step's order of arrival */
     unsigned char *seen;
     bool rebuilt, in_step;
-    int full; /* buckets before this one are full and launched */
+    bool queued; /* sums go to a stream, and there is no thread */
+    int full;    /* buckets before this one are full and launched */
     struct ps_error step_error;
 
     pthread_t thread;
@@ -184,6 +185,7 @@ int ps_reducer_create(const struct ps_reducer_config *config, struct ps_reducer 
     r->seen = calloc(n, 1);
     r->buckets = calloc(n, sizeof *r->buckets);
     bool alone = r->comm->world_size == 1;
+    r->queued = !alone && r->comm->ops->queue_sum && r->ops->stream;
     if (!alone)
         r->memory = r->ops->allocate(r->backend, r->model->param_elements * sizeof(float));
     if (!r->order || !r->bucket_of || !r->place || !r->arrival || !r->seen || !r->buckets ||
@@ -199,7 +201,7 @@ int ps_reducer_create(const struct ps_reducer_config *config, struct ps_reducer 
         build_buckets(r, SIZE_MAX, SIZE_MAX);
         if (config->order)
             code = build_in_order(r, config->order, "the resumed training's", err);
-        if (code == 0 && !alone) {
+        if (code == 0 && !alone && !r->queued) {
             sigset_t all, before;
             sigfillset(&all);
             pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -292,7 +294,10 @@ void ps_reducer_ready(void *reducer, int param)
     int before = r->full;
     while (r->full < r->bucket_count && r->buckets[r->full].pending == 0)
         r->full++; /* a later bucket that is full waits for its turn: all ranks reduce in the same order */
-    if (r->full > before) {
+    for (int i = before; r->queued && i < r->full && !r->step_error.code; i++)
+        (void)r->comm->ops->queue_sum(r->comm, r->memory + r->buckets[i].offset, r->buckets[i].count,
+                                      &r->step_error);
+    if (r->full > before && !r->queued) {
         pthread_mutex_lock(&r->lock);
         r->launched = r->full;
         pthread_cond_broadcast(&r->changed);
@@ -313,6 +318,25 @@ static int give_up(struct ps_reducer *r, struct ps_error *err)
     return code;
 }
 
+static int copy_back(struct ps_reducer *r, int bucket, struct ps_error *err)
+{
+    int code = 0;
+    for (int k = 0; k < r->buckets[bucket].params && code == 0; k++) {
+        const struct ps_param *p = &r->model->params[r->order[r->buckets[bucket].first + k]];
+        code = r->ops->copy_scaled(r->backend, r->grads + p->offset,
+                                   r->memory + r->place[p - r->model->params], p->count, 1.0f, err);
+    }
+    return code;
+}
+
+static int finish_queued(struct ps_reducer *r, struct ps_error *err)
+{
+    int code = r->comm->ops->queue_join(r->comm, err);
+    for (int i = 0; i < r->bucket_count && code == 0; i++)
+        code = copy_back(r, i, err);
+    return code ? code : r->comm->ops->queue_mark(r->comm, err);
+}
+
 int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, struct ps_error *err)
 {
     double start = ps_monotonic_s(), end = start;
@@ -330,7 +354,11 @@ int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, 
     }
     if (r->step_error.code)
         return give_up(r, err);
-    if (r->comm->world_size > 1) {
+    if (r->queued) {
+        int code = finish_queued(r, err);
+        if (code < 0)
+            return code;
+    } else if (r->comm->world_size > 1) {
         for (int i = 0; i < r->bucket_count; i++) {
             double waiting = ps_monotonic_s();
             pthread_mutex_lock(&r->lock);
@@ -342,13 +370,9 @@ int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, 
             ps_trace_span(r->trace, PS_TRACE_LOOP, "wait", waiting, end, "bucket", i);
             if (code < 0)
                 return code;
-            for (int k = 0; k < r->buckets[i].params; k++) { /* while the next bucket is still under way */
-                const struct ps_param *p = &r->model->params[r->order[r->buckets[i].first + k]];
-                code = r->ops->copy_scaled(r->backend, r->grads + p->offset,
-                                           r->memory + r->place[p - r->model->params], p->count, 1.0f, err);
-                if (code < 0)
-                    return code;
-            }
+            code = copy_back(r, i, err); /* while the next bucket is still under way */
+            if (code < 0)
+                return code;
             ps_trace_span(r->trace, PS_TRACE_LOOP, "copy out", end, ps_monotonic_s(), "bucket", i);
         }
     }
@@ -368,7 +392,7 @@ int ps_reducer_finish(struct ps_reducer *r, struct ps_reducer_times *ret_times, 
 
 int ps_reducer_gather(struct ps_reducer *r, const void *mine, size_t bytes, void *all, struct ps_error *err)
 {
-    if (!r->in_step || r->comm->world_size == 1)
+    if (!r->in_step || r->comm->world_size == 1 || r->queued) /* queued: one thread, one stream */
         return r->comm->ops->all_gather(r->comm, mine, bytes, all, err);
     struct gather g = {.mine = mine, .bytes = bytes, .all = all};
     pthread_mutex_lock(&r->lock);

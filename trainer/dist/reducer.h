@@ -16,6 +16,9 @@
  *     ops->backward(backend, accumulate, NULL, ps_reducer_ready, r, &err);   (of the last micro-step)
  *     ps_reducer_finish(r, &times, &err);
  *
+ * With a communicator for device memory (queue_sum) there is no thread: the sums are queued on its stream as
+ * the buckets fill, and finish makes the backend's stream wait for them, not the host. Wait times are then 0.
+ *
  * The reducer's thread uses the communicator between begin and finish, and only there: the loop's own
  * collectives (evaluation, hashes) come before begin or after finish, and what a backward itself exchanges
  * goes through ps_reducer_gather. That keeps the order of collectives the same everywhere. */

@@ -53,9 +53,13 @@ static void single_destroy(struct ps_comm *comm)
     free(comm);
 }
 
-static const struct ps_comm_ops single_ops = {"single",          single_all_reduce, single_broadcast,
-                                              single_all_gather, single_barrier,    single_abort,
-                                              single_destroy};
+static const struct ps_comm_ops single_ops = {.name = "single",
+                                              .all_reduce = single_all_reduce,
+                                              .broadcast = single_broadcast,
+                                              .all_gather = single_all_gather,
+                                              .barrier = single_barrier,
+                                              .abort = single_abort,
+                                              .destroy = single_destroy};
 
 struct ps_comm *ps_comm_single(void)
 {
