@@ -185,8 +185,11 @@ static int load(const struct ps_nccl_ops **ret, struct ps_error *err)
 {
     void *symbol;
     const struct ps_nccl_ops *(*module)(void);
-    if (ps_module_open("nccl", "ps_nccl_module", &symbol, err) < 0)
-        return ps_error_prefix(err, "several GPUs need NCCL");
+    int code = ps_module_open("nccl", "ps_nccl_module", &symbol, err);
+    if (code < 0) {
+        ps_error_prefix(err, "several GPUs need NCCL");
+        return code;
+    }
     memcpy(&module, &symbol, sizeof module); /* an object pointer is not a function pointer in ISO C */
     const struct ps_nccl_ops *ops = module();
     if (ops->abi != PS_NCCL_ABI)
