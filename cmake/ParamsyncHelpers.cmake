@@ -16,6 +16,10 @@ elseif(PARAMSYNC_SANITIZER STREQUAL "thread")
   add_link_options(-fsanitize=thread)
 endif()
 
+if(PARAMSYNC_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 # ps_add_library(NAME SOURCES... LIBS...): a static, position-independent library with the house's flags.
 function(ps_add_library name)
   cmake_parse_arguments(A "" "" "SOURCES;LIBS;PRIVATE_LIBS" ${ARGN})
