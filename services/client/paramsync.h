@@ -18,11 +18,12 @@
  * zero-initialised; strings in them are borrowed for the call. A client may be used from any number of
  * threads at once; so may a reporter.
  *
- * Fork: the library has threads of its own. A child of fork may exec or _exit, and the parent goes on as before; it must
- * not call the library, also not to free what the parent has, and not leave by exit or return from main.
+ * Fork: the library has threads of its own. A child of fork may exec or _exit, and the parent goes on as
+ * before; it must not call the library, also not to free what the parent has, and not leave by exit or return
+ * from main.
  *
- * ABI: the soname's number changes when a program that was built against an earlier header would break; symbols carry
- * the version PARAMSYNC_0. Structs only grow at their end with a new number.
+ * ABI: the soname's number changes when a program that was built against an earlier header would break;
+ * symbols carry the version PARAMSYNC_0. Structs only grow at their end with a new number.
  */
 #ifndef PARAMSYNC_H
 #define PARAMSYNC_H
