@@ -89,7 +89,7 @@ def case_deb():
     if os.environ.get("PS_SANITIZER") or not shutil.which("cpack") or not shutil.which("dpkg-shlibdeps"):
         print("skipped: a sanitizer's build, or no cpack or dpkg-dev")
         return 77
-    run("cpack", "-G", "DEB", "-B", path("debs"), "--config", os.path.join(BUILD, "CPackConfig.cmake"))
+    run("cpack", "-G", "DEB", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=gzip", "-B", path("debs"), "--config", os.path.join(BUILD, "CPackConfig.cmake"))
     debs = {os.path.basename(d).split("_")[0]: d for d in glob.glob(path("debs", "*.deb"))}
     cuda = os.path.exists(os.path.join(BUILD, "lib", "paramsync", "libparamsync-cuda.so"))
     assert set(debs) == {"paramsync", "paramsyncd", "libparamsync0", "libparamsync-dev"} | ({"paramsync-cuda"} if cuda else set()), debs
