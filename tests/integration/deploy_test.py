@@ -16,6 +16,7 @@ import urllib.request
 from train_common import BIN, LIMIT, TINY, environment, free_port, path, run_case, started, synth, work
 
 SOURCE = os.environ["PS_SOURCE"]
+TINY = [*TINY, "--heartbeat_timeout", "60s"]  # the machine may be busy
 DEPLOY = os.path.join(SOURCE, "deploy")
 
 

@@ -11,6 +11,7 @@ import sys
 from train_common import BIN, BUILD, LIMIT, TINY, environment, path, run_case, synth, work
 
 SOURCE = os.environ["PS_SOURCE"]
+TINY = [*TINY, "--heartbeat_timeout", "60s"]  # the machine may be busy
 
 
 def run(*command, status=0, env=None, text=True, **more):
