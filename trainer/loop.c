@@ -21,7 +21,7 @@
 static const float channel_mean[3] = {0.4914f, 0.4822f, 0.4465f},
                    channel_deviation[3] = {0.2470f, 0.2435f, 0.2616f};
 
-enum { MAX_PAIRS = 32, PAIR_TEXT = 128, MAX_RANKS = 4096, GRADIENT_PIECE = 1 << 16 };
+enum { REPORT_STEPS = 16, MAX_PAIRS = 32, PAIR_TEXT = 128, MAX_RANKS = 4096, GRADIENT_PIECE = 1 << 16 };
 
 struct loop {
     const struct ps_loop_config *c;
@@ -42,6 +42,9 @@ struct loop {
     float *buffers;        /* with skip_nan: the running statistics before the step */
     float *piece;          /* with skip_nan: GRADIENT_PIECE floats */
     float scale[3], shift[3];
+    bool units;                     /* steps are made as units that the device may repeat; see queued_step */
+    double unread_s, unread_wait_s; /* of steps whose losses have not been read */
+    int64_t unread;
 
     int epoch;       /* the last finished one */
     int64_t step;    /* optimizer steps so far */
@@ -316,6 +319,81 @@ static int train_step(struct loop *l, int epoch, int64_t number, int resolution,
     return 0;
 }
 
+/* Reads what the steps since the last reading add up to: the one place where the host waits for the device.
+ */
+static int read_losses(struct loop *l, int epoch, struct epoch_sums *sums, struct ps_error *err)
+{
+    const struct ps_loop_config *c = l->c;
+    struct ps_metrics m;
+    double begin = ps_monotonic_s(), steps = (double)l->unread;
+    int code = l->unread ? c->ops->metrics(c->backend, &m, err) : 0;
+    if (code || !l->unread)
+        return code;
+    if (!isfinite(m.loss_sum))
+        return not_a_number(l, epoch, l->step, "the sum of the last losses", m.loss_sum, err);
+    double now = elapsed(l), spent = l->unread_s + ps_monotonic_s() - begin;
+    sums->loss += m.loss_sum;
+    sums->correct += (double)m.correct;
+    sums->count += (double)m.count;
+    ps_report_point(c->report, "loss", l->step, m.loss_sum / (double)m.count, now);
+    ps_report_point(c->report, "compute_s", l->step, (spent - l->unread_wait_s) / steps, now);
+    ps_report_point(c->report, "input_wait_s", l->step, l->unread_wait_s / steps, now);
+    if (l->rank == 0)
+        ps_report_point(c->report, "lr", l->step, sums->lr, now);
+    l->unread = 0;
+    l->unread_s = l->unread_wait_s = 0;
+    return 0;
+}
+
+/* A step that waits for nothing but images: its work is queued, or repeated, on the device. */
+static int queued_step(struct loop *l, int epoch, int64_t number, int resolution, size_t samples,
+                       struct epoch_sums *sums, struct ps_error *err)
+{
+    const struct ps_loop_config *c = l->c;
+    struct {
+        struct ps_loss_config loss;
+        enum ps_mode mode;
+    } key = {{(float)l->o->label_smoothing, 1.0f / (float)samples},
+             l->o->freeze_bn ? PS_TRAIN_FROZEN_BN : PS_TRAIN};
+    struct ps_loaded loaded;
+    const double begin = ps_monotonic_s();
+    if (!ps_loader_next(l->loader, &loaded))
+        return ps_fail(err, PS_INTERNAL, "the loader ended in the middle of epoch %d", epoch);
+    const double waited = ps_monotonic_s() - begin;
+    struct ps_batch batch = batch_of(l, &loaded, resolution);
+    sums->lr = rate_at(l, epoch, number);
+    struct ps_optimizer_step step = optimizer_step(l, sums->lr);
+    bool done = false;
+    int code = c->ops->step_begin(c->backend, &batch, &step, &key, sizeof key, &done, err);
+    if (!code && !done) {
+        code = c->ops->forward(c->backend, &batch, key.mode, &key.loss, err);
+        if (!code) {
+            struct ps_error reduce = {0};
+            ps_reducer_begin(l->reducer, 1.0 / l->world);
+            code = c->ops->backward(c->backend, false, NULL, ps_reducer_ready, l->reducer, err);
+            int reduced = ps_reducer_finish(l->reducer, NULL, &reduce);
+            if (!code && reduced)
+                code = ps_fail(err, reduced, "%s", reduce.message);
+        }
+        if (!code)
+            code = c->ops->update(c->backend, &step, err);
+    }
+    if (!code)
+        code = c->ops->step_end(c->backend, err);
+    if (!code && c->comm->ops->queue_mark)
+        code = c->comm->ops->queue_mark(c->comm, err);
+    if (code)
+        return code;
+    l->trained++;
+    l->step++;
+    l->unread++;
+    sums->seen += (double)batch.count;
+    sums->input_wait_s += waited;
+    l->unread_wait_s += waited;
+    l->unread_s += ps_monotonic_s() - begin;
+    return l->unread == REPORT_STEPS || number + 1 == l->steps ? read_losses(l, epoch, sums, err) : 0;
+}
+
 /* What is left, if a step costs as its pixels do. */
 static double time_left(const struct loop *l, int epoch, int64_t done, double spent_s)
 {
@@ -396,7 +474,8 @@ static int train_epoch(struct loop *l, int epoch, struct epoch_sums *sums, struc
         size_t samples = (end < l->rank_samples ? end : l->rank_samples) - first * (size_t)o->batch;
         code = stopped(l, err);
         if (!code)
-            code = train_step(l, epoch, s, resolution, batches, samples, sums, err);
+            code = l->units ? queued_step(l, epoch, s, resolution, samples, sums, err)
+                            : train_step(l, epoch, s, resolution, batches, samples, sums, err);
         if (!code) {
             double spent = ps_monotonic_s() - begin;
             struct ps_progress_state state = {.epoch = epoch,
@@ -880,6 +959,12 @@ static int start(struct loop *l, struct ps_error *err)
                                               .trace = c->trace,
                                               .order = facts.ordered ? l->order_of_arrival : NULL};
     code = ps_reducer_create(&reducer, &l->reducer, err);
+    const char *graph = l->o->graph ? l->o->graph : "auto";
+    l->units = c->ops->step_begin && strcmp(graph, "off") != 0 && l->o->accumulate == 1 && !l->o->skip_nan &&
+               !(l->o->sync_bn && l->world > 1) && !l->o->profile && !c->trace;
+    if (!l->units && strcmp(graph, "on") == 0 && l->rank == 0)
+        ps_log_warning("--graph on: steps of this training cannot be recorded (it takes a GPU, and no "
+                       "--accumulate, --on_nan skip, --sync_bn, --profile or --trace)");
     if (c->ranks)
         c->ranks->reducer = l->reducer;
     l->epoch = l->saved_epoch = (int)facts.epoch;
@@ -938,6 +1023,10 @@ int ps_loop_run(const struct ps_loop_config *config, struct ps_loop_result *resu
     result->elapsed_s = elapsed(&l);
     if (config->ranks)
         config->ranks->reducer = NULL;
+    if (l.units && !code) { /* before the communicator that they use goes */
+        bool done;
+        code = config->ops->step_begin(config->backend, NULL, NULL, NULL, 0, &done, err);
+    }
     ps_reducer_free(l.reducer);
     ps_loader_free(l.loader);
     free(l.order);

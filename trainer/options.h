@@ -45,6 +45,7 @@ struct ps_train_options {
     bool rank_given, world_size_given, threads_given, replicas_given;
     bool data_parallel; /* mode dp */
     bool tf32;
+    const char *graph;
     bool skip_nan;
     enum ps_optimizer_kind optimizer_kind;
     enum ps_schedule_kind schedule_kind;

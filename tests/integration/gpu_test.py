@@ -73,6 +73,19 @@ def case_resume():
     same_training("straight", "parts", 4)
 
 
+def case_graph():
+    """Steps that the device repeats by itself give the bits of steps queued call by call; a short last batch and another
+    resolution are shapes of their own."""
+    data = synth(train=88, test=20)
+    common = ["--epochs", "3", "--schedule", "onecycle", "--resolution", "8:1,12:2", "--precision", "bf16"]
+    for world in (1, 2):
+        outs = [gpus(data, f"{graph}{world}", world, "--graph", graph, *common)[0] for graph in ("off", "on")]
+        assert outs[0] == outs[1], outs
+        for name in ("epoch_3.safetensors",):
+            assert read(f"off{world}", name) == read(f"on{world}", name), (world, name)
+    assert "cannot be recorded" in gpus(data, "no", 1, "--graph", "on", "--epochs", "1", "--accumulate", "2")[1]
+
+
 def ends_soon(ranks, since, limit, word):
     for r in ranks:
         _, err = r.communicate(timeout=60)

@@ -377,6 +377,57 @@ static void steps_like_the_reference(void **state)
     }
 }
 
+/* Steps recorded as a graph and repeated give the bits of steps that were queued one call after another, with
+ * another rate, batch and step number each time, and when the shape changes in between. */
+static void recorded_steps(void **state)
+{
+    (void)state;
+    struct bench t;
+    struct ps_error err = {0};
+    float *params[2];
+    int repeated = 0;
+    start_resnet(&t, 4, 4, 8);
+    size_t n = t.model->param_elements;
+    for (int graph = 0; graph < 2; graph++) {
+        struct ps_backend *b = bench_create(&t, cuda, PS_BF16, 1);
+        double losses = 0;
+        ps_mt19937_seed(&net_random, 5);
+        for (int step = 1; step <= 12; step++) {
+            const struct ps_optimizer_step s = {
+                .kind = PS_ADAM, .step = step, .lr = 0.01 / step, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+            const struct ps_loss_config loss = {0.1f, 0.25f};
+            struct ps_batch batch = t.batch;
+            bool done = false;
+            fill_uniform(t.images, t.image_elements, 2);
+            if (step == 6 || step == 9)
+                batch.count = 3;
+            if (graph)
+                assert_int_equal(cuda->step_begin(b, &batch, &s, &loss, sizeof loss, &done, &err), 0);
+            repeated += done;
+            if (!done) {
+                assert_int_equal(cuda->forward(b, &batch, PS_TRAIN, &loss, &err), 0);
+                assert_int_equal(cuda->backward(b, false, NULL, NULL, NULL, &err), 0);
+                assert_int_equal(cuda->update(b, &s, &err), 0);
+            }
+            if (graph && cuda->step_end(b, &err) != 0)
+                fail_msg("step_end: %s", err.message);
+        }
+        struct ps_metrics metrics;
+        assert_int_equal(cuda->metrics(b, &metrics, &err), 0);
+        assert_int_equal(metrics.count, 46);
+        losses = metrics.loss_sum;
+        assert_true(losses > 0);
+        params[graph] = calloc(n, sizeof(float));
+        assert_int_equal(cuda->read(b, PS_STATE_PARAMS, 0, n, params[graph], &err), 0);
+        cuda->destroy(b);
+    }
+    assert_true(repeated >= 6);
+    assert_memory_equal(params[0], params[1], n * sizeof(float));
+    free(params[0]);
+    free(params[1]);
+    bench_done(&t);
+}
+
 /* The weights that the layers read are the rounded master weights, also after steps: a backend that is given
  * the master weights of another goes on as that one does. */
 static void master_weights(void **state)
@@ -671,6 +722,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(many_shapes),
         cmocka_unit_test(twice_the_same),
         cmocka_unit_test(steps_like_the_reference),
+        cmocka_unit_test(recorded_steps),
         cmocka_unit_test(master_weights),
         cmocka_unit_test(accumulation),
         cmocka_unit_test(arrival_order),

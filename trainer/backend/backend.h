@@ -167,12 +167,14 @@ struct ps_backend_ops {
     /* NULL where the backend's memory is the host's. The stream (cudaStream_t) on which all work is queued,
      * in order: what a communicator for device memory orders its own work by. */
     void *(*stream)(struct ps_backend *backend);
-    /* A training step whose work is queued by the device alone once it is known; all three NULL where a
-     * backend has no such thing. Between begin and end the loop makes the step as ever: forward and backward
-     * with the given batch, the reducer's part, update with the given numbers. The work is recorded the
-     * second time that a step of one shape is made, and repeated from then on: *ret_done, and nothing is left
-     * to be done but end. Losses and gradients are as without, to the bit. A failure in between needs no end.
-     */
+    /* A training step as one unit, whose work the device repeats by itself once it is known; NULL where a
+     * backend has no such thing. Between begin and end the loop makes the step as ever: one forward and
+     * backward with this batch, the reducer's part, update with these numbers; it reads nothing. The work is
+     * recorded the second time that a step of one shape is made, and repeated from then on: *ret_done, and
+     * only end is left to be called. Parameters are as without, to the bit. key: whatever else of the step
+     * must be the same for a repetition; at most 64 bytes. After a failure in between the backend is only
+     * destroyed. batch NULL: forgets what was recorded, which comes before the end of a communicator that it
+     * uses. */
     int (*step_begin)(struct ps_backend *backend, const struct ps_batch *batch,
                       const struct ps_optimizer_step *step, const void *key, size_t key_size, bool *ret_done,
                       struct ps_error *err);

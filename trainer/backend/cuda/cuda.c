@@ -17,8 +17,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GRAPHS = 8, GIVEN = 64, STATE_PIECE = 1 << 20, ALIGN = 256 };
+enum { GRAPHS = 8, GIVEN = 64, RECORDED = 4, KEY = 64, STATE_PIECE = 1 << 20, ALIGN = 256 };
 static const size_t gemm_workspace = 8u << 20, conv_workspace_most = 1u << 30;
+
+/* A step of one shape: seen once, then recorded as a CUDA graph. */
+struct recorded {
+    struct ps_batch batch; /* without its pointers */
+    enum ps_cuda_rule rule;
+    unsigned char key[KEY];
+    size_t key_size;
+    bool seen;
+    unsigned generation; /* of the addresses that it was made with */
+    uint64_t used;
+    cudaGraphExec_t exec;
+};
 
 struct ps_backend {
     const struct ps_model *model;
@@ -51,6 +63,9 @@ struct ps_backend {
     void *given[GIVEN];     /* what allocate gave; freed at the end, see cuda_release */
     double *own;            /* with SyncBN: a message on the host */
     struct ps_bn_exchange exchange;
+
+    struct recorded recorded[RECORDED], *step; /* step: between begin and end */
+    bool recording;
 
     /* Of the last forward. */
     struct ps_graph *last;
@@ -147,6 +162,9 @@ static void cuda_destroy(struct ps_backend *b)
         (void)cudaGetLastError(); /* not to be found by somebody else's next launch */
     if (b->stream)
         cudaStreamSynchronize(b->stream);
+    for (int i = 0; i < RECORDED; i++)
+        if (b->recorded[i].exec)
+            cudaGraphExecDestroy(b->recorded[i].exec);
     for (int i = 0; i < GRAPHS; i++)
         ps_graph_free(b->graphs[i], &b->plan);
     struct ps_memory *const all[] = {&b->state,     &b->copy,  &b->activations, &b->gradients,
@@ -674,8 +692,10 @@ static int cuda_forward(struct ps_backend *b, const struct ps_batch *batch, enum
     if (b->has_loss)
         PS_TRY(check_labels(batch, b->model->values[b->model->output].channels, err));
     b->mode = mode;
-    PS_TRY(send_batch(b, batch, err));
-    PS_TRY(refresh_copy(b, err));
+    if (!b->step) { /* else begin has done both */
+        PS_TRY(send_batch(b, batch, err));
+        PS_TRY(refresh_copy(b, err));
+    }
     PS_TRY(images_in(b, g, batch, err));
     for (int i = 0; i < b->plan.step_count; i++)
         PS_TRY(forward_step(b, g, i, err));
@@ -928,23 +948,129 @@ static enum ps_cuda_rule rule_of(const struct ps_optimizer_step *s)
                               : PS_RULE_MOMENTUM;
 }
 
+static int send_rates(struct ps_backend *b, const struct ps_optimizer_step *step, struct ps_error *err)
+{
+    void *host = NULL;
+    PS_TRY(ps_upload_begin(&b->rates_upload, &host, err));
+    *(struct ps_cuda_rates *)host = rates_of(step);
+    return ps_upload_end(&b->rates_upload, b->rates, sizeof *b->rates, b->stream, err);
+}
+
 static int cuda_update(struct ps_backend *b, const struct ps_optimizer_step *step, struct ps_error *err)
 {
     const struct ps_model *m = b->model;
-    void *host = NULL;
     if (!b->config.training)
         return ps_fail(err, PS_FAILED_PRECONDITION, "backend: created without training");
     PS_TRY(ps_optim_check(step, err));
     PS_TRY(enter(b, err));
     if (!m->param_elements)
         return 0;
-    PS_TRY(ps_upload_begin(&b->rates_upload, &host, err));
-    *(struct ps_cuda_rates *)host = rates_of(step);
-    PS_TRY(ps_upload_end(&b->rates_upload, b->rates, sizeof *b->rates, b->stream, err));
-    PS_TRY(refresh_copy(b, err)); /* what the optimizer does not write stays right, too */
+    if (!b->step) {
+        PS_TRY(send_rates(b, step, err));
+        PS_TRY(refresh_copy(b, err)); /* what the optimizer does not write stays right, too */
+    }
     return PS_CUDA(ps_optimize(b->stream, rule_of(step), b->rates, b->params_device, m->param_count,
                                m->param_elements, b->params, b->grads, b->moment1, b->moment2, b->type,
                                b->copy.start));
+}
+
+/* ---- steps as CUDA graphs ---- */
+
+static void forget(struct recorded *r)
+{
+    if (r->exec)
+        cudaGraphExecDestroy(r->exec);
+    *r = (struct recorded){0};
+}
+
+static bool same_step(const struct recorded *r, const struct recorded *asked)
+{
+    return r->seen && memcmp(&r->batch, &asked->batch, sizeof r->batch) == 0 && r->rule == asked->rule &&
+           r->key_size == asked->key_size && memcmp(r->key, asked->key, r->key_size) == 0;
+}
+
+/* The step's place, a new one where there is none. */
+static struct recorded *find_recorded(struct ps_backend *b, const struct recorded *asked)
+{
+    struct recorded *oldest = &b->recorded[0];
+    for (int i = 0; i < RECORDED; i++) {
+        struct recorded *r = &b->recorded[i];
+        if (same_step(r, asked))
+            return r;
+        oldest = r->used < oldest->used ? r : oldest;
+    }
+    forget(oldest);
+    *oldest = *asked;
+    return oldest;
+}
+
+static int cuda_step_begin(struct ps_backend *b, const struct ps_batch *batch,
+                           const struct ps_optimizer_step *step, const void *key, size_t key_size,
+                           bool *ret_done, struct ps_error *err)
+{
+    struct recorded asked;
+    PS_TRY(enter(b, err));
+    if (!batch) {
+        PS_TRY(PS_CUDA(cudaStreamSynchronize(b->stream)));
+        for (int i = 0; i < RECORDED; i++)
+            forget(&b->recorded[i]);
+        return 0;
+    }
+    if (key_size > KEY)
+        return ps_fail(err, PS_INVALID_ARGUMENT, "backend: a step's key of %zu bytes", key_size);
+    PS_TRY(check_batch(b, batch, true, err));
+    PS_TRY(check_labels(batch, b->model->values[b->model->output].channels, err));
+    PS_TRY(ps_optim_check(step, err));
+    memset(&asked, 0, sizeof asked); /* padding is compared, too */
+    asked.batch.pixel = batch->pixel;
+    asked.batch.count = batch->count;
+    asked.batch.resolution = batch->resolution;
+    memcpy(asked.batch.scale, batch->scale, sizeof asked.batch.scale);
+    memcpy(asked.batch.shift, batch->shift, sizeof asked.batch.shift);
+    asked.rule = rule_of(step);
+    asked.key_size = key_size;
+    memcpy(asked.key, key, key_size);
+    struct recorded *r = find_recorded(b, &asked);
+    r->used = ++b->clock;
+    PS_TRY(send_batch(b, batch, err));
+    PS_TRY(send_rates(b, step, err));
+    PS_TRY(refresh_copy(b, err));
+    *ret_done = false;
+    b->step = r;
+    if (!r->seen || r->generation != b->generation) {
+        if (r->exec)
+            PS_TRY(PS_CUDA(cudaGraphExecDestroy(r->exec)));
+        r->exec = NULL;
+        r->seen = true;
+        return 0;
+    }
+    if (r->exec) {
+        *ret_done = true;
+        return PS_CUDA(cudaGraphLaunch(r->exec, b->stream));
+    }
+    /* This thread's calls only: others, as those that watch NCCL, go on with theirs. */
+    PS_TRY(PS_CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)));
+    b->recording = true;
+    return 0;
+}
+
+static int cuda_step_end(struct ps_backend *b, struct ps_error *err)
+{
+    struct recorded *r = b->step;
+    PS_TRY(enter(b, err));
+    b->step = NULL;
+    if (!r || !b->recording) {
+        if (r)
+            r->generation = b->generation;
+        return 0;
+    }
+    cudaGraph_t graph = NULL;
+    b->recording = false;
+    PS_TRY(PS_CUDA(cudaStreamEndCapture(b->stream, &graph)));
+    int code = PS_CUDA(cudaGraphInstantiate(&r->exec, graph, 0));
+    PS_TRY(PS_CUDA(cudaGraphDestroy(graph)));
+    PS_TRY(code);
+    return PS_CUDA(cudaGraphLaunch(r->exec, b->stream));
 }
 
 static int cuda_metrics(struct ps_backend *b, struct ps_metrics *ret, struct ps_error *err)
@@ -1065,6 +1191,8 @@ static const struct ps_backend_ops table = {
     .read_value = cuda_read_value,
     .memory = cuda_memory,
     .stream = cuda_stream,
+    .step_begin = cuda_step_begin,
+    .step_end = cuda_step_end,
 };
 
 __attribute__((visibility("default"))) const struct ps_backend_ops *ps_backend_module(void);
