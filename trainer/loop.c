@@ -327,6 +327,8 @@ static int read_losses(struct loop *l, int epoch, struct epoch_sums *sums, struc
     struct ps_metrics m;
     double begin = ps_monotonic_s(), steps = (double)l->unread;
     int code = l->unread ? c->ops->metrics(c->backend, &m, err) : 0;
+    if (!code && c->comm->ops->queue_mark) /* after an abort the sums are none, and this says why */
+        code = c->comm->ops->queue_mark(c->comm, err);
     if (code || !l->unread)
         return code;
     if (!isfinite(m.loss_sum))

@@ -173,7 +173,7 @@ static void *watch(void *context)
         int code = c->ops->poll(c->nccl, &err);
         if (code < 0) {
             (void)leave(c, "all-reduce", code, &err);
-            c->ops->abort(c->nccl);
+            c->ops->break_off(c->nccl);
         }
         pthread_mutex_lock(&c->lock);
     }

@@ -43,7 +43,8 @@ struct ps_nccl {
     atomic_bool aborted;
     bool failed; /* the main thread has seen an error */
 
-    pthread_mutex_t lock; /* guards the marks and comm's use by poll */
+    pthread_mutex_t calls; /* held in calls that use comm; guards comm, which break_off takes away */
+    pthread_mutex_t lock;  /* guards the marks */
     pthread_cond_t changed;
     struct mark marks[MARKS];
     int first_mark, mark_count;
@@ -240,6 +241,7 @@ static int module_destroy(struct ps_nccl *n)
         cudaStreamDestroy(n->stream);
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
+    pthread_mutex_destroy(&n->calls);
     free(n);
     return 0;
 }
@@ -267,6 +269,7 @@ static int module_create(const struct ps_nccl_config *config, struct ps_nccl **r
         return ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     n->config = *config;
     pthread_mutex_init(&n->lock, NULL);
+    pthread_mutex_init(&n->calls, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&n->changed, &attributes);
@@ -299,7 +302,7 @@ static int module_connect(struct ps_nccl *n, struct ps_error *err)
 
 static int enter(struct ps_nccl *n, struct ps_error *err)
 {
-    if (n->failed || atomic_load(&n->aborted))
+    if (n->failed || atomic_load(&n->aborted) || !n->comm)
         return ps_fail(err, PS_ABORTED, "aborted");
     return PS_CUDA(cudaSetDevice(n->config.device));
 }
@@ -348,8 +351,8 @@ static int from_device(struct ps_nccl *n, size_t at, size_t bytes, const char *w
     return wait_stage(n, what, err);
 }
 
-static int module_all_reduce(struct ps_nccl *n, void *data, size_t count, enum ps_dtype type,
-                             struct ps_error *err)
+static int all_reduce_now(struct ps_nccl *n, void *data, size_t count, enum ps_dtype type,
+                          struct ps_error *err)
 {
     static const struct {
         ncclDataType_t type;
@@ -372,7 +375,7 @@ static int module_all_reduce(struct ps_nccl *n, void *data, size_t count, enum p
     return 0;
 }
 
-static int module_broadcast(struct ps_nccl *n, void *data, size_t bytes, int root, struct ps_error *err)
+static int broadcast_now(struct ps_nccl *n, void *data, size_t bytes, int root, struct ps_error *err)
 {
     char *host = data;
     PS_TRY(enter(n, err));
@@ -387,8 +390,7 @@ static int module_broadcast(struct ps_nccl *n, void *data, size_t bytes, int roo
     return 0;
 }
 
-static int module_all_gather(struct ps_nccl *n, const void *data, size_t bytes, void *out,
-                             struct ps_error *err)
+static int all_gather_now(struct ps_nccl *n, const void *data, size_t bytes, void *out, struct ps_error *err)
 {
     const size_t ranks = (size_t)n->config.world_size, piece = STAGE / ranks;
     PS_TRY(enter(n, err));
@@ -404,12 +406,46 @@ static int module_all_gather(struct ps_nccl *n, const void *data, size_t bytes, 
     return 0;
 }
 
-static int module_queue_sum(struct ps_nccl *n, float *data, size_t count, struct ps_error *err)
+static int queue_sum_now(struct ps_nccl *n, float *data, size_t count, struct ps_error *err)
 {
     PS_TRY(enter(n, err));
     PS_TRY(PS_CUDA(cudaEventRecord(n->ready, n->config.stream)));
     PS_TRY(PS_CUDA(cudaStreamWaitEvent(n->stream, n->ready, 0)));
     return PS_NCCL(n, ncclAllReduce(data, data, count, ncclFloat32, ncclSum, n->comm, n->stream));
+}
+
+static int module_all_reduce(struct ps_nccl *n, void *data, size_t count, enum ps_dtype type,
+                             struct ps_error *err)
+{
+    pthread_mutex_lock(&n->calls);
+    const int code = all_reduce_now(n, data, count, type, err);
+    pthread_mutex_unlock(&n->calls);
+    return code;
+}
+
+static int module_broadcast(struct ps_nccl *n, void *data, size_t bytes, int root, struct ps_error *err)
+{
+    pthread_mutex_lock(&n->calls);
+    const int code = broadcast_now(n, data, bytes, root, err);
+    pthread_mutex_unlock(&n->calls);
+    return code;
+}
+
+static int module_all_gather(struct ps_nccl *n, const void *data, size_t bytes, void *out,
+                             struct ps_error *err)
+{
+    pthread_mutex_lock(&n->calls);
+    const int code = all_gather_now(n, data, bytes, out, err);
+    pthread_mutex_unlock(&n->calls);
+    return code;
+}
+
+static int module_queue_sum(struct ps_nccl *n, float *data, size_t count, struct ps_error *err)
+{
+    pthread_mutex_lock(&n->calls);
+    const int code = queue_sum_now(n, data, count, err);
+    pthread_mutex_unlock(&n->calls);
+    return code;
 }
 
 static int module_queue_join(struct ps_nccl *n, struct ps_error *err)
@@ -444,6 +480,15 @@ static void module_abort(struct ps_nccl *n)
     pthread_mutex_lock(&n->lock);
     pthread_cond_broadcast(&n->changed);
     pthread_mutex_unlock(&n->lock);
+}
+
+static void module_break_off(struct ps_nccl *n)
+{
+    module_abort(n);
+    pthread_mutex_lock(&n->calls); /* what holds it sees the abort */
+    if (n->comm && abort_comm(n->comm, n->config.device))
+        n->comm = NULL;
+    pthread_mutex_unlock(&n->calls);
 }
 
 static int module_poll(struct ps_nccl *n, struct ps_error *err)
@@ -492,6 +537,7 @@ static const struct ps_nccl_ops table = {
     .queue_mark = module_queue_mark,
     .abort = module_abort,
     .poll = module_poll,
+    .break_off = module_break_off,
 };
 
 __attribute__((visibility("default"))) const struct ps_nccl_ops *ps_nccl_module(void)

@@ -45,6 +45,9 @@ struct ps_nccl_ops {
     /* From the watching thread: 0, or the first of NCCL's asynchronous errors, or PS_DEADLINE_EXCEEDED for a
      * mark whose work is not done in time. */
     int (*poll)(struct ps_nccl *nccl, struct ps_error *err);
+    /* From the watching thread: aborts, and lets NCCL drop what the device waits for, so that a host that
+     * waits for the device goes on. */
+    void (*break_off)(struct ps_nccl *nccl);
 };
 
 const struct ps_nccl_ops *ps_nccl_module(void);
