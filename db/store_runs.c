@@ -355,16 +355,18 @@ int ps_store_list_runs(struct ps_store *store, const struct ps_run_query *query,
 
 /* ---- Windows of a table of runs ---- */
 
+/* The runs of matching tags are found once, not for each row. */
 #define WINDOW_WHERE                                                                                         \
     " WHERE (?1 = 0 OR (?1 >> state) & 1)"                                                                   \
     " AND (?2 = '' OR instr(lower(name), lower(?2)) OR instr(lower(model), lower(?2))"                       \
-    " OR instr(lower(dataset), lower(?2)) OR instr(lower(device), lower(?2)) OR instr(lower(notes), "        \
-    "lower(?2))"                                                                                             \
-    " OR EXISTS (SELECT 1 FROM tags WHERE run = runs.n AND instr(lower(tag), lower(?2))))"                   \
-    " AND (?3 = '' OR EXISTS (SELECT 1 FROM tags WHERE run = runs.n AND tag = ?3))"
+    " OR instr(lower(dataset), lower(?2)) OR instr(lower(device), lower(?2))"                                \
+    " OR (notes <> '' AND instr(lower(notes), lower(?2)))"                                                   \
+    " OR n IN (SELECT run FROM tags WHERE ?2 <> '' AND instr(lower(tag), lower(?2))))"                       \
+    " AND (?3 = '' OR n IN (SELECT run FROM tags WHERE tag = ?3))"
 
-static const char window_by_age[] =
-    "SELECT n FROM runs" WINDOW_WHERE " ORDER BY CASE WHEN ?4 THEN -n ELSE n END LIMIT ?5 OFFSET ?6";
+/* In the order of the table: only what is before and in the window is read. */
+static const char window_newest[] = "SELECT n FROM runs" WINDOW_WHERE " ORDER BY n DESC LIMIT ?4 OFFSET ?5";
+static const char window_oldest[] = "SELECT n FROM runs" WINDOW_WHERE " ORDER BY n LIMIT ?4 OFFSET ?5";
 /* Only one branch of the CASE is computed for a row. */
 static const char window_by_key[] =
     "SELECT n FROM (SELECT n, CASE ?7"
@@ -416,12 +418,15 @@ int ps_store_window_runs(struct ps_store *store, const struct ps_run_window *win
         code = ps_no_memory(err);
     const bool by_age = window->order == PS_ORDER_CREATED;
     sqlite3_stmt *stmt;
-    if (!code)
+    const bool all = !states && !(window->text && *window->text) && !(window->tag && *window->tag);
+    if (!code && all) /* from an index, without the rows */
+        code = ps_sql_int(conn, 0, &total, err, "SELECT count(*) FROM runs", "");
+    else if (!code)
         code = ps_sql_int(conn, 0, &total, err, "SELECT count(*) FROM runs" WINDOW_WHERE, "itt", states,
                           window->text, window->tag);
     if (!code && by_age)
-        code = ps_sql_query(conn, &stmt, err, window_by_age, "ittkkk", states, window->text, window->tag,
-                            (unsigned)window->descending, (unsigned)limit, window->offset);
+        code = ps_sql_query(conn, &stmt, err, window->descending ? window_newest : window_oldest, "ittkk",
+                            states, window->text, window->tag, (unsigned)limit, window->offset);
     else if (!code)
         code = ps_sql_query(conn, &stmt, err, window_by_key, "ittkkkkd", states, window->text, window->tag,
                             (unsigned)window->descending, (unsigned)limit, window->offset,

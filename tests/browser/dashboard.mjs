@@ -147,7 +147,9 @@ const steps = {
   },
   async "the rank that the others wait for is named and shown"(page) {
     await page.goto(`${url}#/run/${ids.sixteen}`);
+    await page.locator(".verdict-critical", { hasText: "Rank 5 holds the others up" }).waitFor(); // on the first page, too
     await page.getByRole("link", { name: "Ranks", exact: true }).click();
+    await page.locator(".heat").first().waitFor();
     await page.getByText("Rank 5 holds the others up").waitFor();
     assert.equal(await page.locator(".heat").count(), 2);
     for (const count of await drawn(page, ".heat canvas")) assert.ok(count > 10000, `only ${count} pixels`);
@@ -213,6 +215,18 @@ const steps = {
     await shot(page, "health-light");
     await page.goto(`${url}#/run/${ids.live}`);
     await page.getByText("a line of <b>rank 1</b>").waitFor({ state: "attached" });
+  },
+  async "a real training appears, moves and ends without a reload"(page) {
+    await page.goto(url);
+    await page.locator(".live-live").waitFor();
+    await act("train");
+    await page.getByRole("link", { name: "real-training" }).click({ timeout: 60000 });
+    await page.getByText("epoch 2 of 2").waitFor({ timeout: 120000 });
+    await act("trained");
+    await page.locator(".badge-finished").waitFor();
+    await page.getByText("epoch_2.safetensors", { exact: true }).first().waitFor();
+    assert.ok(await page.locator("select#series option", { hasText: "evaluation_s" }).count(), "the new series is there");
+    await shot(page, "run-real");
   },
   async "tags and notes are edited, a run is pinned and judged, another is deleted"(page) {
     await page.goto(`${url}#/run/${ids.double}`);

@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 SOURCE = pathlib.Path(os.environ["PS_SOURCE"])
@@ -100,6 +101,14 @@ def main():
                 sidecar.finish(live.id)
             elif words[1] == "create":
                 sidecar.create(words[2], 1, **job)
+            elif words[1] == "train":
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paramsync-browser-"))
+                training = subprocess.Popen([pathlib.Path(os.environ["PS_BIN"], "paramsync-train"), "--custom_data", "true", "--width", "2", "--epochs", "2", "--enable_gpu", "false", "--batch",
+                                             "50", "--train_images", "100", "--test_images", "50", "--output_dir", f"{folder}/out", "--sidecar", f"127.0.0.1:{sidecar.grpc_port}",
+                                             "--run", "real-training"], stdout=subprocess.DEVNULL)
+            elif words[1] == "trained":
+                if training.wait(120):
+                    sys.exit(f"paramsync-train ended with {training.returncode}")
             elif words[1] == "create-ended":
                 sidecar.finish(sidecar.create(words[2], 1, **job).id)
             elif words[1] == "beat":

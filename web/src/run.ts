@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: progress, live curves, checkpoints, events, attempts, configuration.
-import { getCheckpoints, getConfusion, getEpochs, getEvents, getInfo, getLog, getRun, getSeries, type Info, type LogLine } from "./api.ts";
+import { getCheckpoints, getConfusion, getEpochs, getEvents, getInfo, getLog, getRanks, getRun, getSeries, type Info, type LogLine } from "./api.ts";
 import { runActions } from "./edit.ts";
 import { confusionTable, type Confusion } from "./confusion.ts";
 import { Chart, dashOf, type ChartSpec, type Line, type XKind } from "./chart.ts";
@@ -8,6 +8,7 @@ import { h, replace, type Child } from "./dom.ts";
 import { absolute, bytes, DASH, duration, fixed, num, percent, percentShort, rate } from "./format.ts";
 import { t, word, type Key } from "./i18n.ts";
 import { onEvent } from "./live.ts";
+import { verdictText } from "./ranks.ts";
 import { mergeSteps, points, remaining, shellQuote, smooth } from "./math.ts";
 import type { Checkpoint, Epochs, Num, Run, RunEvent, SeriesAnswer, StepSeries } from "./types.ts";
 import { badge, copyButton, failure, loading, panel, runTabs, scroller, serverText, throttle, when, whenBoth, type Page } from "./ui.ts";
@@ -42,6 +43,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
   const title = h("div", { class: "title" });
   const facts = h("dl", { class: "facts" });
   const progress = h("div", { class: "progress" });
+  const straggler = h("div", {});
   const controls = h("div", { class: "controls" });
   const curves = h("div", { class: "charts" });
   const noCurves = h("p", { class: "soft" });
@@ -57,7 +59,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
   const page = h("div", { class: "page" }, loading());
 
   const content: Child[] = [
-    title, progress, facts,
+    title, straggler, progress, facts,
     panel(t("curves"), controls, noCurves, curves),
     stepBox,
     panel(t("checkpoints"), checkpointBox),
@@ -182,6 +184,16 @@ export function runPage(id: string, params: URLSearchParams): Page {
       drawSteps();
     }, () => undefined);
   }
+  // Whether a rank holds the others up is said here too, with the way to the page that shows it.
+  function loadVerdict(): void {
+    if (!run || run.world_size < 2) return;
+    getRanks(id, 1, abort.signal).then((ranks) => {
+      const state = ranks.verdict?.state;
+      replace(straggler, (state === "warn" || state === "critical") && h("div", { class: `card verdict verdict-${state}`, role: "status" },
+        h("strong", {}, verdictText(ranks).title), h("a", { href: `#/run/${encodeURIComponent(id)}/ranks` }, t("ranks"), " →")));
+    }, () => undefined);
+  }
+
   const loadStepsSoon = throttle(() => {
     if (!abort.signal.aborted) loadSteps();
   }, 200);
@@ -394,6 +406,7 @@ export function runPage(id: string, params: URLSearchParams): Page {
         document.title = `${run.name} · paramsync`;
         drawAll();
         loadSteps();
+        loadVerdict();
       },
       (error: unknown) => {
         if (!abort.signal.aborted && !run) replace(page, failure(error, reload), h("p", {}, h("a", { href: "#/" }, t("back"))));
