@@ -224,7 +224,7 @@ const steps = {
     await page.getByText("epoch 2 of 2").waitFor({ timeout: 120000 });
     await act("trained");
     await page.locator(".badge-finished").waitFor();
-    await page.getByText("epoch_2.safetensors", { exact: true }).first().waitFor();
+    await page.locator("td.full", { hasText: "epoch_2.safetensors" }).first().waitFor();
     assert.ok(await page.locator("select#series option", { hasText: "evaluation_s" }).count(), "the new series is there");
     await shot(page, "run-real");
   },

@@ -373,6 +373,15 @@ def described(sidecar, run):
             fits(sidecar.json("/" + address + suffix), content["application/json"]["schema"], path)
             asked += 1
     check(asked >= 10, asked)
+    # And the other way round: what the sources route is described.
+    source = pathlib.Path(os.environ["PS_SOURCE"], "services/sidecar")
+    inner, outer = (source / "web_api.c").read_text(), (source / "http.c").read_text()
+    served = {f"/api/v1/{name}" for name in re.findall(r'strcmp\(path, "([a-z]+)"\)', inner)}
+    served |= {f"/api/v1/runs/{{run}}/{name}" for name in re.findall(r'strcmp\(what, "([a-z]+)"\)', inner)}
+    served |= {path.rstrip("/") for path in re.findall(r'strn?cmp\(url, "(/[a-z0-9/]+)"', outer)} - {"/api/v1", "/api/v1/checkpoints", "/api/v1/runs"}
+    check(len(served) >= 14, served)
+    check(served <= set(api["paths"]), "not described", served - set(api["paths"]))
+    check({"get", "patch", "delete"} <= set(api["paths"]["/api/v1/runs/{run}"]), "changes are described")
     fits(json.loads(sidecar.get("/nothing")[2]), {"$ref": "#/components/schemas/Error"}, "error")
 
 
