@@ -221,7 +221,7 @@ const steps = {
     await page.locator(".live-live").waitFor();
     await act("train");
     await page.getByRole("link", { name: "real-training" }).click({ timeout: 60000 });
-    await page.getByText("epoch 2 of 2").waitFor({ timeout: 120000 });
+    await page.getByText("epoch 2 of 2", { exact: true }).waitFor({ timeout: 120000 });
     await act("trained");
     await page.locator(".badge-finished").waitFor();
     await page.locator("td.full", { hasText: "epoch_2.safetensors" }).first().waitFor();

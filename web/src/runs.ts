@@ -154,7 +154,9 @@ export function runsPage(params: URLSearchParams): Page {
   }
 
   // The pages in view anew; what is out of view is fetched again when it comes into view.
+  let gone = false; // a reload that was due when the reader left must not write this page's address over the next one's
   function reload(): void {
+    if (gone) return;
     keepAddress();
     abort.abort();
     abort = new AbortController();
@@ -391,6 +393,7 @@ export function runsPage(params: URLSearchParams): Page {
     node,
     title: "paramsync",
     destroy: () => {
+      gone = true;
       stop();
       abort.abort();
       window.clearTimeout(timer);
