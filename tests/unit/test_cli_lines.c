@@ -48,7 +48,7 @@ static void several_processes_fold(void **state)
     (void)state;
     struct cli_folds folds = {0};
     const struct cli_fold *f;
-    f = cli_folds_add(&folds, &(struct cli_line){.epoch = 1, .loss = 1.0}, 10);
+    assert_non_null(cli_folds_add(&folds, &(struct cli_line){.epoch = 1, .loss = 1.0}, 10));
     f = cli_folds_add(&folds, &(struct cli_line){.epoch = 1, .loss = 2.0}, 11);
     assert_int_equal(f->train_count, 2);
     assert_true(f->train_sum == 3.0);
