@@ -222,7 +222,7 @@ static int module_destroy(struct ps_nccl *n)
                      (result != ncclInProgress || settle(n, "ncclCommFinalize", finalize_s, err) < 0);
         }
         if (!failed)
-            failed = PS_NCCL(NULL, ncclCommDestroy(n->comm)) < 0;
+            (void)PS_NCCL(NULL, ncclCommDestroy(n->comm)); /* nothing is left to be done about it */
         else if (!abort_comm(n->comm, n->config.device))
             return PS_DEADLINE_EXCEEDED;
     }

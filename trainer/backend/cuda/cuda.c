@@ -985,8 +985,13 @@ static void forget(struct recorded *r)
 
 static bool same_step(const struct recorded *r, const struct recorded *asked)
 {
-    return r->seen && memcmp(&r->batch, &asked->batch, sizeof r->batch) == 0 && r->rule == asked->rule &&
-           r->key_size == asked->key_size && memcmp(r->key, asked->key, r->key_size) == 0;
+    const struct ps_batch *x = &r->batch, *y = &asked->batch;
+    bool same = r->seen && x->pixel == y->pixel && x->count == y->count && x->resolution == y->resolution &&
+                r->rule == asked->rule && r->key_size == asked->key_size &&
+                memcmp(r->key, asked->key, r->key_size) == 0;
+    for (int k = 0; k < 3; k++)
+        same = same && x->scale[k] == y->scale[k] && x->shift[k] == y->shift[k];
+    return same;
 }
 
 /* The step's place, a new one where there is none. */
@@ -1021,7 +1026,7 @@ static int cuda_step_begin(struct ps_backend *b, const struct ps_batch *batch,
     PS_TRY(check_batch(b, batch, true, err));
     PS_TRY(check_labels(batch, b->model->values[b->model->output].channels, err));
     PS_TRY(ps_optim_check(step, err));
-    memset(&asked, 0, sizeof asked); /* padding is compared, too */
+    memset(&asked, 0, sizeof asked);
     asked.batch.pixel = batch->pixel;
     asked.batch.count = batch->count;
     asked.batch.resolution = batch->resolution;
