@@ -2,7 +2,7 @@
  * The catalogue of checkpoints. */
 #include "db/store_internal.h"
 
-#include <inttypes.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,15 +105,29 @@ int ps_store_list_checkpoints(struct ps_store *store, const char *run, struct ps
     return code;
 }
 
+/* "EPOCH.ATTEMPT.ID", as a page before ended. */
+static bool read_place(const char *token, struct place *place)
+{
+    int64_t *const parts[] = {&place->epoch, &place->attempt, &place->id};
+    for (int i = 0; i < 3; i++) {
+        char *end;
+        if (*token < '0' || *token > '9')
+            return false;
+        errno = 0;
+        *parts[i] = strtoll(token, &end, 10);
+        if (errno || *end != (i < 2 ? '.' : '\0'))
+            return false;
+        token = end + 1;
+    }
+    return true;
+}
+
 int ps_store_page_checkpoints(struct ps_store *store, const char *run, uint32_t limit, const char *token,
                               struct ps_checkpoint_list *ret_list, char ret_token[64], struct ps_error *err)
 {
     struct ps_conn *conn;
     struct place after = {0};
-    char end;
-    if (token && *token &&
-        (strlen(token) > 60 || sscanf(token, "%" SCNd64 ".%" SCNd64 ".%" SCNd64 "%c", &after.epoch,
-                                      &after.attempt, &after.id, &end) != 3))
+    if (token && *token && !read_place(token, &after))
         return ps_fail(err, PS_INVALID_ARGUMENT, "page_token: it is none that an answer held");
     int code = ps_read_begin(store, &conn, err);
     if (code)

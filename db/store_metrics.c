@@ -517,6 +517,9 @@ static int count_blocks(const struct ps_block_point *points, size_t count, size_
                         struct ps_error *err)
 {
     struct packed_block all;
+    *ret_blocks = 0;
+    if (!count) /* what the series' row said to be waiting is not there */
+        return 0;
     int code = pack_block(points, count, &all, err);
     size_t blocks = (all.data.size + BLOCK_BYTES - 1) / BLOCK_BYTES;
     block_done(&all);

@@ -260,14 +260,14 @@ static double elapsed_now(const struct paramsync_reporter *r)
 /* Resident memory, in bytes; 0 if it is not told. */
 static uint64_t own_memory(void)
 {
+    char line[128] = "", *rest = line;
     FILE *file = fopen("/proc/self/statm", "re");
-    unsigned long long all = 0, resident = 0;
     if (!file)
         return 0;
-    if (fscanf(file, "%llu %llu", &all, &resident) != 2)
-        resident = 0;
+    bool told = fgets(line, sizeof line, file) != NULL;
     fclose(file);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+    strtoull(line, &rest, 10); /* all of it, then what is resident */
+    return told ? strtoull(rest, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
 static int send_heartbeat(struct paramsync_reporter *r, struct ps_error *err)

@@ -2,6 +2,7 @@
 #include "services/sidecar/limits.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,10 +56,7 @@ static void peer_name(const char *peer, char out[NAME])
     else
         while (n && peer[n - 1] >= '0' && peer[n - 1] <= '9')
             n--;
-    if (n >= NAME)
-        n = NAME - 1;
-    memcpy(out, peer, n);
-    out[n] = '\0';
+    snprintf(out, NAME, "%.*s", (int)(n < NAME ? n : NAME - 1), peer);
 }
 
 /* The peer with its share as of now. The lock is held. */
@@ -75,7 +73,7 @@ static struct peer *find(struct ps_limits *limits, const char *name)
     }
     if (!found) {
         found = limits->count < PEERS ? &limits->peers[limits->count++] : oldest;
-        strcpy(found->name, name);
+        snprintf(found->name, NAME, "%s", name);
         found->calls = limits->calls_per_s;
         found->bytes = limits->bytes_per_s;
         found->seen_ns = now;

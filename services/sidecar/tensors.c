@@ -263,7 +263,7 @@ static uint16_t to_bf16(uint32_t bits)
 static int read_rounded(const struct ps_tensor_view *view, const struct tensor *tensor, uint64_t offset,
                         unsigned char *out, size_t size, struct ps_error *err)
 {
-    unsigned char source[PIECE];
+    unsigned char source[PIECE] = {0};
     while (size) {
         uint64_t first = offset / 2, elements = (offset + size + 1) / 2 - first;
         if (elements > PIECE / 4)
