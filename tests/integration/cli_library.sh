@@ -51,6 +51,15 @@ version=$(PKG_CONFIG_PATH=$PS_BUILD/services/client pkg-config --modversion para
 [ "paramsync $version" = "$("$PS_BIN/paramsync" --version)" ]
 PKG_CONFIG_PATH=$PS_BUILD/services/client pkg-config --libs paramsync | grep -q -- -lparamsync
 
+# The manual page: without a warning, and only of functions that there are.
+if command -v man > /dev/null; then
+  page=$(MANWIDTH=90 man -l --warnings "$PS_SOURCE/services/client/libparamsync.3" 2> warnings)
+  [ ! -s warnings ] || { cat warnings; exit 1; }
+  for name in $(echo "$page" | grep -oE 'paramsync_[a-z_]+ ?\(' | tr -d ' ('); do
+    echo "$declared" | grep -qx "$name" || { echo "in the manual page, and not declared: $name"; exit 1; }
+  done
+fi
+
 # The example against a real sidecar, as its first lines say, installed header and all.
 mkdir -p include && cp paramsync.h include/
 cc -std=c17 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude "$PS_SOURCE/services/client/examples/report.c" -o report "$library" -lm \
