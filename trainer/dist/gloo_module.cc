@@ -239,7 +239,8 @@ class Call
     }
     milliseconds left() const
     {
-        auto ms = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
+        /* Rounded up: a wait that ended before the deadline would not be told from a lost connection. */
+        auto ms = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()) + milliseconds(1);
         return std::max(ms, milliseconds(1));
     }
 
