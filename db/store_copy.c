@@ -27,31 +27,10 @@ static char *blob_file(const char *dir, const char *sha256)
 static int digest_of(const char *path, char ret_sha256[PS_SHA256_HEX], uint64_t *ret_size,
                      struct ps_error *err)
 {
-    enum { piece = 1 << 20 };
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return ps_fail_errno(err, errno, "cannot open %s", path);
-    struct ps_sha256 *sha = ps_sha256_new();
-    unsigned char *buffer = malloc(piece);
-    int code = sha && buffer ? 0 : ps_no_memory(err);
-    uint64_t size = 0;
-    while (!code) {
-        ssize_t n = read(fd, buffer, piece);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            code = ps_fail_errno(err, errno, "cannot read %s", path);
-        if (n <= 0)
-            break;
-        ps_sha256_update(sha, buffer, (size_t)n);
-        size += (uint64_t)n;
-    }
-    if (!code) {
-        ps_sha256_hex(sha, ret_sha256);
-        *ret_size = size;
-    }
-    ps_sha256_free(sha);
-    free(buffer);
+    int code = ps_sha256_file(fd, path, ret_sha256, ret_size, err);
     close(fd);
     return code;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "services/base/digest.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef PARAMSYNC_HAVE_OPENSSL
 #include <openssl/evp.h>
@@ -219,6 +221,34 @@ struct ps_sha256 *ps_sha256_free(struct ps_sha256 *sha)
 }
 
 #endif
+
+int ps_sha256_file(int fd, const char *name, char ret_hex[PS_SHA256_HEX], uint64_t *ret_size,
+                   struct ps_error *err)
+{
+    enum { piece = 1 << 20 };
+    struct ps_sha256 *sha = ps_sha256_new();
+    unsigned char *buffer = malloc(piece);
+    int code = sha && buffer ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
+    uint64_t at = 0;
+    while (!code) {
+        ssize_t n = pread(fd, buffer, piece, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            code = ps_fail_errno(err, errno, "cannot read %s", name);
+        if (n <= 0)
+            break;
+        ps_sha256_update(sha, buffer, (size_t)n);
+        at += (uint64_t)n;
+    }
+    if (!code) {
+        ps_sha256_hex(sha, ret_hex);
+        *ret_size = at;
+    }
+    ps_sha256_free(sha);
+    free(buffer);
+    return code;
+}
 
 int ps_sha256_hex_valid(const char *text)
 {

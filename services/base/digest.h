@@ -5,6 +5,8 @@
 #ifndef PARAMSYNC_BASE_DIGEST_H
 #define PARAMSYNC_BASE_DIGEST_H
 
+#include "services/base/error.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +21,10 @@ struct ps_sha256 *ps_sha256_new(void); /* NULL when out of memory */
 void ps_sha256_update(struct ps_sha256 *sha, const void *data, size_t size);
 void ps_sha256_hex(struct ps_sha256 *sha, char hex[PS_SHA256_HEX]); /* ends it; only free may follow */
 struct ps_sha256 *ps_sha256_free(struct ps_sha256 *sha);            /* takes NULL, returns NULL */
+/* Of all that a file holds, and how much that is; the file's offset stays where it is. name is for the
+ * message. */
+int ps_sha256_file(int fd, const char *name, char ret_hex[PS_SHA256_HEX], uint64_t *ret_size,
+                   struct ps_error *err);
 /* 1 if text is 64 lower-case hexadecimal digits. */
 int ps_sha256_hex_valid(const char *text);
 

@@ -272,19 +272,28 @@ static int read_content(const struct content *content, unsigned char *buffer, si
                          : read_chunk(content->fd, buffer, size, offset, err);
 }
 
-static int digest_view(struct ps_rpc_call *call, struct content *content, struct ps_error *err)
+/* Feeds the first `bytes` of it to sha, through a buffer of the given size. */
+static int hash_content(struct ps_rpc_call *call, const struct content *content, uint64_t bytes,
+                        struct ps_sha256 *sha, unsigned char *buffer, size_t room, struct ps_error *err)
 {
-    unsigned char *buffer = malloc(CHUNK_MAX);
-    struct ps_sha256 *sha = ps_sha256_new();
-    int code = buffer && sha ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
-    for (uint64_t at = 0; !code && at < content->size;) {
-        size_t n = content->size - at < CHUNK_MAX ? (size_t)(content->size - at) : CHUNK_MAX;
+    int code = 0;
+    for (uint64_t at = 0; !code && at < bytes;) {
+        size_t n = bytes - at < room ? (size_t)(bytes - at) : room;
         code = ps_rpc_cancelled(call) ? ps_fail(err, PS_CANCELLED, "the client has gone")
                                       : read_content(content, buffer, n, at, err);
         if (!code)
             ps_sha256_update(sha, buffer, n);
         at += n;
     }
+    return code;
+}
+
+static int digest_view(struct ps_rpc_call *call, struct content *content, struct ps_error *err)
+{
+    unsigned char *buffer = malloc(CHUNK_MAX);
+    struct ps_sha256 *sha = ps_sha256_new();
+    int code = buffer && sha ? hash_content(call, content, content->size, sha, buffer, CHUNK_MAX, err)
+                             : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     if (!code)
         ps_sha256_hex(sha, content->sha256);
     ps_sha256_free(sha);
@@ -378,15 +387,8 @@ static int send_content(struct ps_rpc_call *call, const struct content *content,
     const uint64_t size = content->size;
     unsigned char *buffer = malloc(chunk_bytes);
     struct ps_sha256 *sha = ps_sha256_new();
-    int code = buffer && sha ? 0 : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
-    for (uint64_t at = 0; !code && at < offset;) {
-        size_t n = offset - at < chunk_bytes ? (size_t)(offset - at) : chunk_bytes;
-        code = ps_rpc_cancelled(call) ? ps_fail(err, PS_CANCELLED, "the client has gone")
-                                      : read_content(content, buffer, n, at, err);
-        if (!code)
-            ps_sha256_update(sha, buffer, n);
-        at += n;
-    }
+    int code = buffer && sha ? hash_content(call, content, offset, sha, buffer, chunk_bytes, err)
+                             : ps_fail(err, PS_RESOURCE_EXHAUSTED, "out of memory");
     while (!code && offset < size) {
         size_t n = size - offset < chunk_bytes ? (size_t)(size - offset) : chunk_bytes;
         code = keep_pace(call, pace, n, err);

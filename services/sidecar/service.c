@@ -613,34 +613,6 @@ int ps_service_append_steps(struct ps_service *service, const char *run, uint32_
 static int delete_checkpoint(struct ps_service *service, const char *run, const char *sha256, bool announce,
                              uint64_t *ret_bytes, struct ps_error *err);
 
-/* The digest of a file's bytes, and how many there are. */
-static int digest_file(int fd, char ret_sha256[PS_SHA256_HEX], uint64_t *ret_size, struct ps_error *err)
-{
-    enum { piece = 1 << 20 };
-    struct ps_sha256 *sha = ps_sha256_new();
-    unsigned char *buffer = malloc(piece);
-    int code = sha && buffer ? 0 : no_memory(err);
-    uint64_t at = 0;
-    while (!code) {
-        ssize_t n = pread(fd, buffer, piece, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            code = ps_fail_errno(err, errno, "cannot read the checkpoint");
-        if (n <= 0)
-            break;
-        ps_sha256_update(sha, buffer, (size_t)n);
-        at += (uint64_t)n;
-    }
-    if (!code) {
-        ps_sha256_hex(sha, ret_sha256);
-        *ret_size = at;
-    }
-    ps_sha256_free(sha);
-    free(buffer);
-    return code;
-}
-
 struct ps_upload {
     struct ps_service *service;
     char run_id[PS_RUN_ID_SIZE];
@@ -720,7 +692,7 @@ bool ps_upload_is_known(struct ps_upload *upload)
         ps_blobs_read(upload->service->blobs, upload->sha256, blob.size, &fd, NULL))
         return false;
     /* One that has rotted on the disk is put right by what comes now. */
-    upload->known = !digest_file(fd, now, &size, NULL) && !strcmp(now, upload->sha256);
+    upload->known = !ps_sha256_file(fd, "the checkpoint", now, &size, NULL) && !strcmp(now, upload->sha256);
     close(fd);
     return upload->known;
 }
@@ -819,8 +791,10 @@ static bool may_go(const struct ps_service *service, const struct ps_checkpoint_
 
 /* After a checkpoint has come: lets go of those that the rules do not keep. Not worth failing an upload for.
  */
-static void prune(struct ps_service *service, const char *run)
+static void prune(struct ps_service *service, const char *run, const char *format)
 {
+    if (strcmp(format, "state") != 0 && !service->keep_last && !service->keep_best)
+        return; /* all stay: nothing to look at */
     struct ps_error err = {0};
     struct ps_checkpoint_list list;
     uint64_t bytes;
@@ -856,7 +830,7 @@ int ps_upload_commit(struct ps_upload *upload, struct ps_checkpoint *ret_checkpo
     }
     pthread_mutex_unlock(&service->blobs_lock);
     if (!code)
-        prune(service, upload->run_id);
+        prune(service, upload->run_id, upload->header.format);
     return code;
 }
 
@@ -953,7 +927,7 @@ int ps_service_register(struct ps_service *service, const char *run, const char 
     if (!code)
         code = open_beneath(service, relative, &fd, err);
     if (!code)
-        code = digest_file(fd, sha256, &checkpoint.size, err);
+        code = ps_sha256_file(fd, "the checkpoint", sha256, &checkpoint.size, err);
     if (fd >= 0)
         close(fd);
     if (!code && !checkpoint.size)
@@ -969,7 +943,7 @@ int ps_service_register(struct ps_service *service, const char *run, const char 
     code = ps_store_add_checkpoint(service->store, run, &checkpoint, ret_checkpoint, err);
     pthread_mutex_unlock(&service->blobs_lock);
     if (!code)
-        prune(service, run);
+        prune(service, run, checkpoint.format);
     return code;
 }
 
@@ -998,7 +972,8 @@ static int read_registered(struct ps_service *service, const char *path, const c
         code = ps_fail(err, PS_DATA_LOSS,
                        "the registered file %.500s has changed: it has %lld bytes instead of %llu", path,
                        (long long)st.st_size, (unsigned long long)size);
-    else if (verify && !(code = digest_file(fd, now, &bytes, err)) && strcmp(now, sha256) != 0)
+    else if (verify && !(code = ps_sha256_file(fd, "the checkpoint", now, &bytes, err)) &&
+             strcmp(now, sha256) != 0)
         code =
             ps_fail(err, PS_DATA_LOSS, "the registered file %.500s has changed: its sha256 is %s, not %.64s",
                     path, now, sha256);

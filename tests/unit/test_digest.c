@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -69,9 +71,31 @@ static void test_hash64_sees_every_bit_and_length(void **state)
     assert_true(ps_hash64(data, 100, 0) == base);
 }
 
+static void test_file(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/ps_test_digest.XXXXXX", hex[PS_SHA256_HEX];
+    uint64_t size = 9;
+    struct ps_error err = {0};
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    unlink(path);
+    assert_int_equal(ps_sha256_file(fd, "x", hex, &size, &err), 0);
+    assert_int_equal(size, 0); /* FIPS 180-4's digest of nothing */
+    assert_string_equal(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    assert_int_equal(write(fd, "abc", 3), 3);
+    assert_int_equal(ps_sha256_file(fd, "x", hex, &size, &err), 0);
+    assert_int_equal(size, 3);
+    assert_string_equal(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    close(fd);
+    assert_true(ps_sha256_file(-1, "the file", hex, &size, &err) < 0);
+    assert_non_null(strstr(err.message, "the file"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_file),
         cmocka_unit_test(test_crc32c_vectors),
         cmocka_unit_test(test_sha256_vectors),
         cmocka_unit_test(test_hash64_sees_every_bit_and_length),
